@@ -27,7 +27,6 @@ from lancewal.shard import (
     discover_manifests,
     find_tip,
     first_unflushed,
-    first_unsettled,
     listed_shards,
     shard_files,
 )
@@ -258,7 +257,7 @@ def _infos(
             generations=tuple(entry.generation for entry in manifest.sstables),
             compacted_generation=compacted,
             wal_tip=tip,
-            tail_length=tip - first_unsettled(manifest),
+            tail_length=tip - manifest.first_unsettled,
         )
         for manifest, tip, compacted in zip(manifests, tips, held, strict=True)
     ]
@@ -391,7 +390,7 @@ def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> 
         and (position := layout.parse_wal_name(info.path.removeprefix(directory))) is not None
     }
     # If the listed manifest was deleted meanwhile, a newer one was read, and it may be ahead of the listing.
-    tip = max(first_unsettled(manifest), max(entries, default=0) + 1)
+    tip = max(manifest.first_unsettled, max(entries, default=0) + 1)
     last = entries.get(tip - 1)
     # Sentinels before the first rows need no flush.
     try:
@@ -399,7 +398,7 @@ def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> 
     except WalCorruptError:
         # Count what cannot be read as unflushed. A flush of this shard raises the error; the status must
         # still show the other shards.
-        start = first_unsettled(manifest)
+        start = manifest.first_unsettled
     waiting = [] if start is None else [entries[p] for p in range(start, tip) if p in entries]
     lag = Lag(len(waiting), None, sum(info.size for info in waiting), _oldest(waiting)) if waiting else Lag()
     first_needed = min(tip if start is None else start, tip - 1)

@@ -19,6 +19,9 @@ The walk is that of a person with the source before them:
 - *Reopened* counts the same for a reader who stays: having opened a file, they first read there whatever is
   called within the file, and only then, in order, what stands elsewhere. The first count grows with every
   call that crosses files; this one only where files cannot be read one after the other.
+- The last two columns are for a reader who trusts doors: *own* are the files of the operation's own room
+  (:data:`OWN_ROOMS`), and *own returns* the returns if each call into another room is understood at its
+  door, by its name and docstring.
 
 Nothing of this depends on which thread was faster: who called whom, and where, is recorded as a set, and
 the order is made from it afterwards. The script needs only a checkout's ``src`` on ``PYTHONPATH``, also
@@ -67,6 +70,17 @@ LEAVES = (
     *("conditions.py", "expressions.py", "dialect.py", "writer/config.py", "lance_errors.py"),
 )
 
+#: The room that each operation belongs to.
+OWN_ROOMS = {
+    "put to durable": "writer/",
+    "flush": "writer/",
+    "compaction": "maintenance/",
+    "filtered scan": "reader/",
+    "vector search": "reader/",
+    "replay": "writer/",
+    "micro-batch": "spark/",
+}
+
 #: Threads that work by the clock, whatever is going on: no part of any operation.
 HEARTBEAT = "lancewal-heartbeat"
 
@@ -93,10 +107,18 @@ class Walk:
 
     steps: tuple[Step, ...]
     staying: tuple[Step, ...]
+    #: What the files of the operation's own room begin with.
+    room: str = ""
+
+    @property
+    def own(self) -> tuple[Step, ...]:
+        """The functions of the operation's own room, in the order of the walk."""
+        return tuple(step for step in self.steps if step.file.startswith(self.room))
 
     @property
     def figures(self) -> dict[str, int]:
         files = {step.file for step in self.steps}
+        own = {step.file for step in self.own}
         lines = {(step.file, line) for step in self.steps for line in range(step.line, step.last_line + 1)}
         return {
             "functions": len(self.steps),
@@ -104,6 +126,8 @@ class Walk:
             "files": len(files),
             "returns": len(path_of(self.steps)) - len(files),
             "reopened": len(path_of(self.staying)) - len(files),
+            "own": len(own),
+            "own returns": len(path_of(self.own)) - len(own),
         }
 
 
@@ -163,8 +187,8 @@ class Trace:
             above = above.f_back
         return None
 
-    def walk(self) -> Walk:
-        return Walk(self._read(stay=False), self._read(stay=True))
+    def walk(self, room: str) -> Walk:
+        return Walk(self._read(stay=False), self._read(stay=True), room)
 
     def _read(self, *, stay: bool) -> tuple[Step, ...]:
         read: dict[CodeType, None] = {}
@@ -202,8 +226,9 @@ def _place(code: CodeType) -> tuple[str, int]:
 class Tracer:
     """Follows all threads that begin while it is installed; notes calls while it is recording."""
 
-    def __init__(self, *, enter_leaves: bool = False) -> None:
+    def __init__(self, *, enter_leaves: bool = False, room: str = "") -> None:
         self._enter_leaves = enter_leaves
+        self._room = room
         self._trace: Trace | None = None
         self.walk: Walk | None = None
 
@@ -228,7 +253,7 @@ class Tracer:
         finally:
             self._trace = None
             gc.enable()
-        self.walk = trace.walk()
+        self.walk = trace.walk(self._room)
 
     def _follow(self, frame: FrameType, event: str, _: Any) -> None:
         if event == "call" and (trace := self._trace) is not None:
@@ -406,7 +431,7 @@ WALKS: dict[str, Callable[[Path, Tracer], None]] = {
 def follow(name: str, *, enter_leaves: bool = False) -> Walk:
     """Run one operation on a table of its own."""
     _import_everything()
-    tracer = Tracer(enter_leaves=enter_leaves)
+    tracer = Tracer(enter_leaves=enter_leaves, room=OWN_ROOMS[name])
     with tempfile.TemporaryDirectory() as directory, tracer.installed():
         WALKS[name](Path(directory), tracer)
     assert tracer.walk is not None
@@ -421,7 +446,7 @@ def _import_everything() -> None:
                 importlib.import_module(module.name)
 
 
-_COLUMNS = ("functions", "lines", "files", "returns", "reopened")
+_COLUMNS = ("functions", "lines", "files", "returns", "reopened", "own", "own returns")
 
 
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
@@ -454,13 +479,14 @@ def main() -> None:
         }
         print(json.dumps(found, indent=2))
         return
-    print(f"{'walk':16}" + "".join(f" {each:>9}" for each in _COLUMNS))
+    print(f"{'walk':16}" + "".join(f" {each:>11}" for each in _COLUMNS))
     for name in names:
         walk = follow(name, enter_leaves=given.all)
-        print(f"{name:16}" + "".join(f" {walk.figures[each]:9}" for each in _COLUMNS))
+        print(f"{name:16}" + "".join(f" {walk.figures[each]:11}" for each in _COLUMNS))
         if given.verbose == 1:
             print("    depth first:  " + " > ".join(path_of(walk.steps)))
             print("    file by file: " + " > ".join(path_of(walk.staying)))
+            print("    own room:     " + " > ".join(path_of(walk.own)))
         elif given.verbose:
             print("\n".join(f"    {step.file}:{step.line} {step.name}" for step in walk.steps))
 

@@ -72,9 +72,9 @@ BUGS = (
     ),
     Bug(
         "the tip is searched below the replay cursor",
-        "shard/log.py",
-        "    return max(manifest.replay_after_wal_entry_position + 1, layout.FIRST_WAL_POSITION)",
-        "    return layout.FIRST_WAL_POSITION",
+        "format/shard_manifest.py",
+        "        return max(self.replay_after_wal_entry_position + 1, layout.FIRST_WAL_POSITION)",
+        "        return layout.FIRST_WAL_POSITION",
         "an entry lands where nobody replays it",
         _LOG,
     ),

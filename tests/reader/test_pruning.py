@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 import pytest
 
 import lancewal
+from lancewal.format import ShardIdentity
 from lancewal.reader import Scan, TableReader
-from lancewal.reader.pruning import ShardIdentity, ShardPruner
+from lancewal.reader.pruning import ShardPruner
 from lancewal.shard.routing import ShardRouter
 from tests.reader.support import TableUnderTest, named, names
 from tests.tables import KEY

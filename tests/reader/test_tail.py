@@ -25,9 +25,9 @@ from lancewal.errors import InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.reader import TableReader, TableView, runs, tail
 from lancewal.reader.memory_source import StreamedSource
+from lancewal.reader.newer import Newer
 from lancewal.reader.runs import Run, in_fewer
 from lancewal.reader.search import checked_nearest, nearest
-from lancewal.reader.source import Newer
 from lancewal.shard import ShardManifestStore, WalAppender, WalTailer
 from lancewal.storage import Cache, layout
 from tests.patience import PATIENCE

@@ -57,6 +57,7 @@ from lancewal.format.schema import (
 from lancewal.format.shard_manifest import (
     WRITE_ID_BYTES,
     ShardFieldEntry,
+    ShardIdentity,
     ShardManifest,
     ShardStatus,
     SsTableEntry,
@@ -116,6 +117,7 @@ __all__ = [
     "PutId",
     "RowSum",
     "ShardFieldEntry",
+    "ShardIdentity",
     "ShardManifest",
     "ShardStatus",
     "ShardingField",

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import Any
 from uuid import UUID
 
@@ -21,7 +22,7 @@ import crc32c
 
 from lancewal.errors import CorruptManifestError, InvalidInputError
 from lancewal.format.protos import DecodeError, ShardManifestMessage, unknown_fields
-from lancewal.storage import is_plain_name
+from lancewal.storage import is_plain_name, layout
 
 WRITE_ID_BYTES = 16
 
@@ -75,6 +76,15 @@ class ShardFieldEntry:
     unknown: bytes = b""
 
 
+@dataclass(frozen=True)
+class ShardIdentity:
+    """The part of a shard that never changes: its spec, and the stored values of its sharding fields."""
+
+    shard_id: UUID
+    spec_id: int
+    values: tuple[tuple[str, bytes], ...]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ShardManifest:
     """One version of a shard's state; use ``dataclasses.replace`` for the next one.
@@ -107,6 +117,18 @@ class ShardManifest:
         rewrites a manifest.
         """
         return {entry.field_id: entry.value for entry in self.shard_field_entries}
+
+    @property
+    def first_unsettled(self) -> int:
+        """The lowest WAL position that may be the tip.
+
+        Never at or below the replay cursor: an entry written there would not be replayed.
+        """
+        return max(self.replay_after_wal_entry_position + 1, layout.FIRST_WAL_POSITION)
+
+    @cached_property
+    def identity(self) -> ShardIdentity:
+        return ShardIdentity(self.shard_id, self.shard_spec_id, tuple(sorted(self.field_values.items())))
 
 
 def encode_manifest(manifest: ShardManifest, write_id: bytes | None = None) -> bytes:

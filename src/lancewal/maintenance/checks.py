@@ -41,7 +41,6 @@ from lancewal.maintenance.reports import Finding, Kind, Severity
 from lancewal.shard import (
     ShardManifestStore,
     WalTailer,
-    first_unsettled,
     missing_positions,
     retained_positions,
 )
@@ -161,7 +160,7 @@ def _check_lineage(shard: ShardCheck) -> None:
 
 def _first_unflushed(shard: ShardCheck) -> WalEntry | None:
     tailer = WalTailer(shard.store, shard.shard_id)
-    position = first_unsettled(shard.manifest)
+    position = shard.manifest.first_unsettled
     try:
         while (entry := tailer.read_entry(position)) is not None:
             if not entry.sentinel:

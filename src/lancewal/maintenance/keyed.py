@@ -258,7 +258,7 @@ class KeyedCompaction:
             pa.concat_arrays(parts)
             for parts in zip(*(r.dead for r in shards.values() if r.dead), strict=True)
         ]
-        num_dead = len(dead[0]) if dead else 0
+        num_dead = sum(rows.num_dead for rows in shards.values())
         num_rows = sum(rows.num_rows for rows in shards.values())
         limit = self._limit
         keys = _key_table(dead, base.schema)

@@ -85,14 +85,11 @@ class NewestRows:
     keys: pa.Array
     rows_in: int
     num_rows: int
+    num_dead: int
 
     @property
     def entries(self) -> list[SsTableEntry]:
         return [table.entry for table in self.sstables]
-
-    @property
-    def num_dead(self) -> int:
-        return len(self.dead[0]) if self.dead else 0
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The live rows, in the table's current columns."""
@@ -160,6 +157,7 @@ def _newest(shard_id: UUID, schema: TableSchema, levels: Sequence[_Level]) -> Ne
         pa.concat_arrays(keys),
         sum(len(level.values) for level in levels),
         sum(int(np.count_nonzero(mask)) for mask in kept),
+        sum(len(columns[0]) for columns in dead),
     )
 
 

@@ -28,7 +28,7 @@ from lancewal.errors import (
     LanceWalError,
 )
 from lancewal.format import KeySet, ShardManifest, SsTableEntry, TableSchema
-from lancewal.reader import ShardIdentity, ShardPruner, SsTableSource, newest_first
+from lancewal.reader import ShardPruner, SsTableSource, newest_first
 from lancewal.shard import ShardRouter, discover_manifests
 from lancewal.sstable import SsTable, copied_marker, held_generation
 from lancewal.storage import ObjectStore, both, layout, ordered_map
@@ -290,7 +290,7 @@ def plan_compaction(
     """Plan the compaction of all SSTables that the base table does not hold yet, of all shards or of some.
 
     If shards share a key, the plan includes all of them. It compacts their SSTables oldest first, in the
-    order in which reads rank them (:func:`lancewal.reader.source.newest_first`). So a compaction never
+    order in which reads rank them (:func:`lancewal.reader.snapshot.newest_first`). So a compaction never
     changes the result of a read, whether it is finished, running or failed.
 
     Generations are grouped up to ``max_commit_bytes``, and so are shards that share no key. A single larger
@@ -402,7 +402,7 @@ def _sharing_keys(
         newest = max((entry.generation for entry in manifest.sstables), default=0)
         return max(newest, manifest.current_generation - 1) > markers.get(manifest.shard_id, 0)
 
-    waiting = {ShardIdentity.of(manifest): manifest for manifest in manifests if is_waiting(manifest)}
+    waiting = {manifest.identity: manifest for manifest in manifests if is_waiting(manifest)}
     groups: list[list[ShardManifest]] = []
     for possible in ShardPruner(base.details, base.schema).key_groups(list(waiting)):
         members = [waiting[identity] for identity in possible]

@@ -22,7 +22,6 @@ from lancewal.shard import (
     WalAppender,
     WalTailer,
     find_tip,
-    first_unsettled,
     missing_positions,
     retained_positions,
 )
@@ -169,7 +168,7 @@ def _fill_gaps(store: ObjectStore, finding: Finding) -> None:
     assert shard_id is not None
     manifest = ShardManifestStore(store, shard_id).require_latest()
     tailer = WalTailer(store, shard_id)
-    for gap in missing_positions(retained_positions(store, shard_id), first_unsettled(manifest)):
+    for gap in missing_positions(retained_positions(store, shard_id), manifest.first_unsettled):
         if len(gap) > _MAX_LOST_ENTRIES:
             raise LookupError(
                 f"the {len(gap)} entries before {layout.wal_entry(shard_id, gap.stop)} are missing: "
@@ -211,7 +210,7 @@ def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
     covered = claimed.replay_after_wal_entry_position
     end = appender.sentinel_position or find_tip(store, finding.shard_id, claimed)
     tailer = WalTailer(store, finding.shard_id)
-    for entry in tailer.entries(first_unsettled(claimed), end):
+    for entry in tailer.entries(claimed.first_unsettled, end):
         if not entry.sentinel and not is_entry_of_earlier_table(store, entry, earlier):
             break
         covered = entry.position

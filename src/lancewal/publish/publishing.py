@@ -77,7 +77,6 @@ from lancewal.shard import (
     discover_manifests,
     find_tip,
     first_readable,
-    first_unsettled,
     is_flushed,
 )
 from lancewal.storage import ObjectStore, both, layout, ordered_map
@@ -239,7 +238,7 @@ def begin_append(store: ObjectStore, transaction: Transaction, *, find_tips: boo
         def floor(manifest: ShardManifest) -> int:
             if find_tips:
                 return find_tip(store, manifest.shard_id, manifest)
-            return first_unsettled(manifest)
+            return manifest.first_unsettled
 
         tips = ordered_map(floor, manifests, 1 if store.is_local else 16)
         floors = {m.shard_id: tip for m, tip in zip(manifests, tips, strict=True)}

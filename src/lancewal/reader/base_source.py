@@ -24,6 +24,7 @@ from lancewal.index import FullTextIndex, index_of
 from lancewal.predicate import Predicate, among, sql_of
 from lancewal.reader.base_keys import KEYS_AT_A_TIME, Addresses, BaseOverlap, KeyPlaces, positions_of
 from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
+from lancewal.reader.newer import Newer
 from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.source import (
     Candidates,
@@ -31,7 +32,6 @@ from lancewal.reader.source import (
     Hits,
     Mask,
     NearestQuery,
-    Newer,
     Request,
     Rows,
     TextLevel,

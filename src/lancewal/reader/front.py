@@ -17,9 +17,9 @@ import pyarrow as pa
 from lancewal.errors import InvalidInputError
 from lancewal.format import TableSchema, key_values, refuse_added
 from lancewal.index import is_text, is_vector
-from lancewal.reader.merge import Snapshot
 from lancewal.reader.scan import Scan
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
+from lancewal.reader.snapshot import Snapshot
 
 #: The column with a query's number in its batch.
 QUERY = "_query"

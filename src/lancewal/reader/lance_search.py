@@ -33,6 +33,7 @@ from lancewal.reader.source import (
     Rows,
     Source,
     Surplus,
+    Values,
     WordsQuery,
 )
 from lancewal.reader.words import query_terms
@@ -198,7 +199,13 @@ def _words(params: FullTextParams, text: str) -> dict[str, str]:
 def nearest_candidates(rows: Rows, found: pa.Table, live: Mask) -> Candidates:
     """Candidates from the result of :meth:`LanceIndexes.nearest`; ``rows`` are in the order of ``found``."""
     distances = numbers(found.column(DISTANCE)).astype(np.float32)
-    return Candidates(rows, distances, live).in_order(largest_first=False)
+    return _best_first(rows, distances, live, largest_first=False)
+
+
+def _best_first(rows: Rows, values: Values, live: Mask, *, largest_first: bool) -> Candidates:
+    """Candidates in their order; equally good ones by row, because Lance does not define their order."""
+    order = np.lexsort((rows, -values if largest_first else values))
+    return Candidates(rows[order], values[order], live[order])
 
 
 @dataclass(frozen=True)
@@ -250,7 +257,7 @@ class LanceLevel:
             ).to_table()
         rows = numbers(found.column(self.row_column)).astype(np.int64)
         scores = numbers(found.column(SCORE)).astype(np.float32)
-        return Candidates(rows, scores, self.live(rows, found)).in_order(largest_first=True)
+        return _best_first(rows, scores, self.live(rows, found), largest_first=True)
 
     def _lance_query(self) -> MatchQuery | PhraseQuery:
         if self.query.phrase:

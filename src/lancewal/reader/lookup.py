@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
 from lancewal.format import TableSchema, checked_columns, from_python, no_rows
-from lancewal.reader.merge import Snapshot
+from lancewal.reader.snapshot import Snapshot
 from lancewal.reader.source import ABSENT, Found, Mask, Rows, Source, labelled, shown_schema
 from lancewal.sstable import KeyProbe
 from lancewal.writer import Intake, is_key_sequence, is_tabular

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from uuid import UUID
 
@@ -15,8 +14,8 @@ import pyarrow.compute as pc
 from lancewal.base import BaseTable
 from lancewal.format import (
     MemWalDetails,
+    ShardIdentity,
     ShardingField,
-    ShardManifest,
     TableSchema,
     bucket_of,
     decode_shard_value,
@@ -27,19 +26,6 @@ from lancewal.predicate import Predicate
 from lancewal.shard import BUCKET, IDENTITY, former_shard_id_of, shard_id_of
 
 Mask = npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class ShardIdentity:
-    """The part of a shard that never changes: its spec, and the stored values of its sharding fields."""
-
-    shard_id: UUID
-    spec_id: int
-    values: tuple[tuple[str, bytes], ...]
-
-    @classmethod
-    def of(cls, manifest: ShardManifest) -> ShardIdentity:
-        return cls(manifest.shard_id, manifest.shard_spec_id, tuple(sorted(manifest.field_values.items())))
 
 
 class ShardPruner:

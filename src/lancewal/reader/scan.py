@@ -18,7 +18,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.format import checked_columns, readable_columns
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import lookup, lookup_shown
-from lancewal.reader.merge import Level, ShardSnapshot, Snapshot
+from lancewal.reader.snapshot import Level, ShardSnapshot, Snapshot
 from lancewal.reader.source import Request, Source, labelled, shown_schema
 from lancewal.storage import check_process, ordered_map, read_times
 

@@ -25,7 +25,7 @@ from lancewal.index import (
     is_vector,
 )
 from lancewal.predicate import Predicate
-from lancewal.reader.merge import Level, Snapshot
+from lancewal.reader.snapshot import Level, Snapshot
 from lancewal.reader.source import (
     DISTANCE,
     SCORE,

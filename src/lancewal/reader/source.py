@@ -1,13 +1,13 @@
 """Source: one level of a table, which is a MemTable or log tail, an SSTable, or the base table.
 
 All levels have the same interface. A level leaves out rows that a newer version in the level itself
-replaces, and rows whose keys a newer level has; :class:`Newer` has these keys.
+replaces, and rows whose keys a newer level has (:mod:`lancewal.reader.newer`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lancewal.format import KeySet, TableSchema, refuse_added
+from lancewal.format import TableSchema, refuse_added
 from lancewal.index import CorpusStatistics, FullTextParams, Metric, Vector
 from lancewal.predicate import Predicate
+from lancewal.reader.newer import KeyedLevel, Newer
 from lancewal.sstable import KeyProbe
-from lancewal.storage import lazy_property
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -80,66 +80,8 @@ class Source(Protocol):
         """How the rows are read and filtered."""
 
 
-class ShardLevel(Source, Protocol):
-    """A level above the base. Its keys, including those of deletes, hide rows of older levels."""
-
-    @property
-    def identity(self) -> Hashable:
-        """The cache key for what is known about the keys of an SSTable; ``None`` for rows in memory."""
-
-    def keys(self) -> KeySet:
-        """All keys of the level, independent of any filter."""
-
-    def key_values(self) -> pa.Array:
-        """The key of every row that may be visible, in the type of the table's key."""
-
-    def hide(self, superseded: Mask) -> Hidden:
-        """The hidden rows of the level; ``superseded`` marks keys of :meth:`key_values`."""
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """A mask of the rows of a level that newer levels hide (``None``: none), and the number of live rows."""
-
-    rows: Mask | None
-    live: int
-
-    @property
-    def nbytes(self) -> int:
-        return 0 if self.rows is None else self.rows.nbytes
-
-
-class Newer:
-    """What newer levels hide in one level: rows that are known to be hidden, and keys that hide others."""
-
-    def __init__(self, keys: Iterable[KeySet] = (), hidden: Hidden | None = None) -> None:
-        self._keys = keys
-        self.hidden = hidden
-
-    @lazy_property
-    def keys(self) -> list[KeySet]:
-        """The non-empty key sets, which must be probed one by one."""
-        return [keys for keys in self._keys if len(keys)]
-
-    @lazy_property
-    def levels(self) -> list[KeySet]:
-        """The non-empty key set of each newer level."""
-        return self.keys
-
-    @property
-    def hidden_rows(self) -> Mask | None:
-        """A mask of the rows that are known to be hidden; ``None`` if there are none."""
-        return None if self.hidden is None else self.hidden.rows
-
-    def __len__(self) -> int:
-        """An upper bound of the number of keys."""
-        return sum(map(len, self.keys))
-
-    def contains(self, keys: pa.Array) -> Mask:
-        found = np.zeros(len(keys), np.bool_)
-        for each in self.keys:
-            found |= each.contains(keys)
-        return found
+class ShardLevel(Source, KeyedLevel, Protocol):
+    """A level above the base."""
 
 
 @dataclass(frozen=True)
@@ -310,23 +252,6 @@ class Candidates(NamedTuple):
     rows: Rows
     values: Values
     live: Mask
-
-    def in_order(self, *, largest_first: bool) -> Candidates:
-        """Sorted: best first, and equally good ones by row, because Lance does not define their order."""
-        order = np.lexsort((self.rows, -self.values if largest_first else self.values))
-        return Candidates(self.rows[order], self.values[order], self.live[order])
-
-
-def newest_first(in_memory: bool, generation: int, shard_id: UUID) -> tuple[bool, int, UUID]:
-    """A sort key for the levels of several shards that may hold versions of one key.
-
-    Nothing on storage says which of two shards has the newer row, so a rule decides: rows in memory or in
-    the WAL come before flushed ones, then the higher generation, then the lower shard id. All reads follow
-    this rule. Compaction follows it too: it merges levels into the base in the opposite order, so that an
-    older level never lies above a newer one. (A flush changes the place of rows in this order. Only the rows
-    of one shard are certainly in the order of their puts.)
-    """
-    return not in_memory, -generation, shard_id
 
 
 def shown_schema(schema: TableSchema, columns: Sequence[str], row_source: bool) -> pa.Schema:

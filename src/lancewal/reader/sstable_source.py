@@ -13,14 +13,13 @@ from lancewal.format import TOMBSTONE, KeySet, TableSchema, key_values, numbers
 from lancewal.index import FullTextIndex, search_rows
 from lancewal.predicate import Predicate, sql_of
 from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
+from lancewal.reader.newer import Hidden, Newer
 from lancewal.reader.source import (
     Candidates,
     Found,
-    Hidden,
     Hits,
     Mask,
     NearestQuery,
-    Newer,
     Request,
     Rows,
     TextLevel,
@@ -28,7 +27,7 @@ from lancewal.reader.source import (
 )
 from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, is_large
 from lancewal.sstable import ROW_OFFSET, KeyProbe, SsTable
-from lancewal.storage import Shelf
+from lancewal.storage import Shelf, lazy_property
 
 #: Up to this many rows, every vector is compared: this is as fast as an index, and always exact.
 EXACT_SSTABLE_ROWS = 4096
@@ -42,17 +41,22 @@ class SsTableSource:
 
     in_memory = False
 
-    def __init__(self, sstable: SsTable, schema: TableSchema, indexes: LanceIndexes | None = None) -> None:
+    def __init__(self, sstable: SsTable, schema: TableSchema) -> None:
         self._sstable = sstable
         self.schema = schema
-        self._indexes = indexes or LanceIndexes(lambda: sstable.dataset)
         self.name = f"sstable:{sstable.generation}"
         self.shard_id = sstable.shard_id
         self.generation = sstable.generation
 
     def shown_as(self, schema: TableSchema) -> SsTableSource:
         """The same SSTable for a reader that sees the columns of ``schema``."""
-        return SsTableSource(self._sstable, schema, self._indexes)
+        shown = SsTableSource(self._sstable, schema)
+        shown._indexes = self._indexes
+        return shown
+
+    @lazy_property
+    def _indexes(self) -> LanceIndexes:
+        return LanceIndexes(lambda: self._sstable.dataset)
 
     @cached_property
     def identity(self) -> Hashable:

@@ -52,16 +52,16 @@ from uuid import UUID
 
 from lancewal.base import BaseTable, forget_columns, open_base, parts_id
 from lancewal.errors import ConflictError, LanceWalError, StorageError
-from lancewal.format import ShardManifest
+from lancewal.format import ShardIdentity, ShardManifest
 from lancewal.memtable import MemTableView
 from lancewal.reader.base_source import BaseSource
 from lancewal.reader.memory_source import MemorySource
-from lancewal.reader.merge import ShardSnapshot, Snapshot
-from lancewal.reader.pruning import KeyLocator, ShardIdentity, ShardPruner
+from lancewal.reader.pruning import KeyLocator, ShardPruner
+from lancewal.reader.snapshot import ShardSnapshot, Snapshot
 from lancewal.reader.source import ShardLevel
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.tail import ShardTail, SnapshotMovedError
-from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore, first_unsettled
+from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.sstable import SsTable, check_rows_in_log, held_generation, keep_sstables
 from lancewal.storage import ObjectStore, Shelf, both, check_process, layout, ordered_map
 from lancewal.writer import live_writer, open_writers
@@ -96,12 +96,8 @@ class ShardPlace:
         return self.manifest.shard_id
 
     @property
-    def identity(self) -> ShardIdentity:
-        return ShardIdentity.of(self.manifest)
-
-    @property
     def wal_range(self) -> range:
-        return range(first_unsettled(self.manifest), self.wal_end)
+        return range(self.manifest.first_unsettled, self.wal_end)
 
 
 @dataclass(frozen=True)
@@ -187,7 +183,7 @@ class ShardReader:
     def at(cls, store: ObjectStore, place: ShardPlace) -> ShardReader:
         """A reader of one state of the shard; other readers may read newer states at the same time."""
         reader = cls(store, place.shard_id, live_writers=False)
-        reader.identity = place.identity
+        reader.identity = place.manifest.identity
         reader._is_newest = False
         return reader
 
@@ -210,7 +206,7 @@ class ShardReader:
         # Take the time after the manifest: a base that another thread read before it must not count as later.
         now = time.monotonic()
         if views and epoch == manifest.writer_epoch:
-            return ShardPlace(manifest, first_unsettled(manifest), views, now)
+            return ShardPlace(manifest, manifest.first_unsettled, views, now)
         return ShardPlace(manifest, self._tail.find_end(manifest), read_at=now)
 
     def confirmed(self, place: ShardPlace) -> ShardPlace:
@@ -223,7 +219,7 @@ class ShardReader:
             if newest.version == place.manifest.version:
                 return place
             if place.views and newest.writer_epoch == place.manifest.writer_epoch:
-                return replace(place, manifest=newest, wal_end=first_unsettled(newest))
+                return replace(place, manifest=newest, wal_end=newest.first_unsettled)
             if not place.views and _rows_of(newest) == _rows_of(place.manifest):
                 return replace(place, manifest=newest)
             place = ShardPlace(newest, self._tail.find_end(newest), read_at=place.read_at)
@@ -236,7 +232,7 @@ class ShardReader:
         manifest = self._manifests.read_latest()
         self._manifest = manifest
         if manifest is not None:
-            self.identity = ShardIdentity.of(manifest)
+            self.identity = manifest.identity
         return manifest
 
     def keep(self, place: ShardPlace) -> None:
@@ -263,7 +259,7 @@ class ShardReader:
         # Rows that were flushed since are no longer in memory, and this manifest does not list them.
         if epoch != manifest.writer_epoch or views[0].generation > manifest.current_generation:
             return None
-        return replace(place, wal_end=first_unsettled(manifest), views=views)
+        return replace(place, wal_end=manifest.first_unsettled, views=views)
 
     def _live_rows(self) -> tuple[tuple[MemTableView, ...], int]:
         """The MemTables of the shard's writer in this process, oldest first, and its epoch."""
@@ -422,12 +418,8 @@ class StateReader:
         """The state, opened; shards that cannot hold what ``wants`` locates are left out."""
         check_process()  # even if storage is not used: Lance would hang in a forked process
         staleness = self._max_staleness if max_staleness is None else max_staleness
-
-        def take(attempt: int) -> Snapshot:
-            # A kept state may be too old to be readable, so a retry reads a new one.
-            return self._take_snapshot(wants, staleness if attempt == 1 else 0.0)
-
-        return self._retried(take)
+        # A kept state may be too old to be readable, so a retry reads a new one.
+        return self._retried(lambda attempt: self._take_snapshot(wants, staleness if attempt == 1 else 0.0))
 
     def _retried(self, read: Callable[[int], T]) -> T:
         for attempt in range(1, _ATTEMPTS + 1):

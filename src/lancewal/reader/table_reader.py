@@ -21,10 +21,10 @@ from lancewal.predicate import Predicate
 from lancewal.reader.base_source import BaseSource
 from lancewal.reader.front import Queries, search
 from lancewal.reader.lookup import LookupResult, asked_keys, is_one_key, lookup
-from lancewal.reader.merge import Snapshot
 from lancewal.reader.pruning import KeyLocator
 from lancewal.reader.scan import Scan
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
+from lancewal.reader.snapshot import Snapshot
 from lancewal.reader.source import Found
 from lancewal.reader.sql import run_sql
 from lancewal.reader.state import ShardReader, StateReader, TableState

@@ -30,7 +30,7 @@ from lancewal.memtable import MemTableView, RowsSoFar
 from lancewal.reader.memory_source import MemorySource, StreamedSource
 from lancewal.reader.runs import Run, in_fewer, in_some, keys_of
 from lancewal.reader.source import Rows
-from lancewal.shard import WalTailer, WatchedTip, first_unsettled, is_flushed
+from lancewal.shard import WalTailer, WatchedTip, is_flushed
 from lancewal.storage import Cache, Lease, ObjectStore, in_forked_child, process_cache
 
 #: A tail that was not read for this long is dropped to make room for others.
@@ -115,7 +115,7 @@ class TailEntries:
 
         They may not: another thread may have kept those for a newer manifest, which covers more.
         """
-        covered = self.start <= first_unsettled(manifest) <= self.end
+        covered = self.start <= manifest.first_unsettled <= self.end
         known = self.schema
         return (
             covered
@@ -182,7 +182,7 @@ class ShardTail:
                 self.forget()
 
     def _loaded(self, manifest: ShardManifest, end: int, schema: TableSchema) -> TailEntries:
-        start, generation = first_unsettled(manifest), manifest.current_generation
+        start, generation = manifest.first_unsettled, manifest.current_generation
         kept = self._kept
         base = kept if kept.serves(manifest, schema) else TailEntries((), start, start, generation)
         runs = [run for each in base.runs if (run := _unflushed(each, manifest)) is not None]
@@ -325,7 +325,7 @@ def _unflushed(run: Run, manifest: ShardManifest) -> Run | None:
     last = int(run.positions[-1])
     if is_flushed(manifest, last, run.generation):
         return None
-    return run.between(first_unsettled(manifest), last + 1)
+    return run.between(manifest.first_unsettled, last + 1)
 
 
 def _keep(entries: Sequence[WalEntry], runs: list[Run], schema: TableSchema) -> None:

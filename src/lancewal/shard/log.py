@@ -74,13 +74,8 @@ _LOOKS = 4
 
 
 def first_unsettled(manifest: ShardManifest | None) -> int:
-    """The lowest position that may be the tip.
-
-    Never at or below the replay cursor: an entry written there would not be replayed.
-    """
-    if manifest is None:
-        return layout.FIRST_WAL_POSITION
-    return max(manifest.replay_after_wal_entry_position + 1, layout.FIRST_WAL_POSITION)
+    """The lowest position that may be the tip, also of a shard without a manifest."""
+    return layout.FIRST_WAL_POSITION if manifest is None else manifest.first_unsettled
 
 
 def is_flushed(manifest: ShardManifest | None, position: int, generation: int | None = None) -> bool:

@@ -13,7 +13,6 @@ from lancewal.shard.log import (
     WatchedTip,
     established_tip,
     first_readable,
-    first_unsettled,
     is_flushed,
     lost_entry,
 )
@@ -240,7 +239,7 @@ def first_unflushed(
         return header
 
     ahead = 1 if store.is_local else _HEADERS_AHEAD
-    for start in range(first_unsettled(manifest), tip, ahead):
+    for start in range(manifest.first_unsettled, tip, ahead):
         some = range(start, min(start + ahead, tip))
         for position, header in zip(some, list(ordered_map(read, some, ahead)), strict=True):
             # A missing entry was flushed and collected in between.

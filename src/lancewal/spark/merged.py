@@ -131,7 +131,7 @@ class MergedState:
         chosen = self._chosen(base, predicate)
         groups: list[tuple[int, ...]] = [(number,) for number in chosen]
         if base.base.schema.primary_key:
-            numbers = {self.state.shards[number].identity: number for number in chosen}
+            numbers = {self.state.shards[number].manifest.identity: number for number in chosen}
             sharing = base.pruner.key_groups(list(numbers))
             groups = [tuple(numbers[shard] for shard in group) for group in sharing]
         width = self._row_bytes(base, wanted, predicate)
@@ -273,7 +273,8 @@ class MergedState:
         return [
             number
             for number, place in enumerate(self.state.shards)
-            if _has_rows(store, base.base, place) and base.pruner.may_match(place.identity, predicate)
+            if _has_rows(store, base.base, place)
+            and base.pruner.may_match(place.manifest.identity, predicate)
         ]
 
     def _num_bytes(self, base: BaseSource, chosen: Sequence[int]) -> dict[int, int]:

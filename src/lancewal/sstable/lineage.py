@@ -38,7 +38,7 @@ from lancewal.base import (
 )
 from lancewal.errors import DifferentHistoryError, InvalidInputError, NotInitializedError, StorageError
 from lancewal.format import ShardManifest, SsTableEntry, WalEntry, parse_manifest_version
-from lancewal.shard import ShardManifestStore, WalTailer, first_unsettled
+from lancewal.shard import ShardManifestStore, WalTailer
 from lancewal.sstable.opened import open_sstable
 from lancewal.storage import ObjectStore, Shelf, layout
 
@@ -204,12 +204,11 @@ def _held_by_earlier_table(base: BaseTable, store: ObjectStore, manifest: ShardM
         return 0
     first = next((entry for entry in manifest.sstables if entry.generation == lowest), None)
     stamp = None if first is None else _stamp(store, manifest.shard_id, first)
-    if lowest == layout.FIRST_GENERATION and stamp is not None and base.initialized_since(stamp):
+    is_of_this_table = stamp is not None and base.initialized_since(stamp)
+    if is_of_this_table and lowest == layout.FIRST_GENERATION:
         return 0
     # Nothing proves that the oldest generation belongs to this table, or earlier generations were pruned.
-    if stamp is not None and base.initialized_since(stamp):
-        stamp = None
-    earlier = earlier_table(base, store, stamp)
+    earlier = earlier_table(base, store, None if is_of_this_table else stamp)
     if earlier is None:
         return 0
     unknown = unknown_entries(store, manifest, earlier)
@@ -257,7 +256,7 @@ def _stamps(store: ObjectStore, manifest: ShardManifest, marker: int) -> Iterato
         if stamp is not None:
             yield stamp, entry.generation
     tailer = WalTailer(store, manifest.shard_id)
-    position = first_unsettled(manifest)
+    position = manifest.first_unsettled
     while (wal_entry := tailer.read_entry(position)) is not None:
         if not wal_entry.sentinel and wal_entry.base_version is not None and wal_entry.generation is not None:
             yield wal_entry.base_version, wal_entry.generation

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from lancewal.format import key_set
 from lancewal.format.key_set import KeySet
-from lancewal.reader import TableReader, TableView, merge
-from lancewal.reader.source import newest_first
+from lancewal.reader import TableReader, TableView, newer
+from lancewal.reader.snapshot import newest_first
 from lancewal.storage import process_cache
 from lancewal.writer import ShardWriter
 from tests.reader.support import TableUnderTest, everywhere, looked_up, named, names
@@ -165,7 +165,7 @@ class Work:
         monkeypatch.setattr(KeySet, "of", classmethod(counted_of))
         monkeypatch.setattr(KeySet, "union", classmethod(counted_union))
         monkeypatch.setattr(KeySet, "contains", counted_contains)
-        monkeypatch.setattr(merge, "superseded", counted_superseded)
+        monkeypatch.setattr(newer, "superseded", counted_superseded)
 
     def of(self, call: Callable[[], object]) -> int:
         self.keys = 0
