@@ -42,9 +42,9 @@ _UPKEEP_HEAD = """## Left alone
 `make bench ARGS=upkeep_steady`: {description}.
 
 Nobody flushes, compacts or collects by hand. Minute one begins when the table has been written to for ten
-minutes: nothing younger may be deleted, so for so long files and bytes of every table grow. Times are those of a clock, so a busy machine makes them longer;
-"CPU" is the processor time of the reading process, which it does not. The machine had other users: its load
-was {load} near the end, on two processors.
+minutes: nothing younger may be deleted, so for so long files and bytes of every table grow. Times are those
+of a clock, so a busy machine makes them longer; "CPU" is the processor time of the reading process, which it
+does not. The machine had other users: its load was {load} near the end, on two processors.
 """
 
 _PROFILES_HEAD = """## Profiles
