@@ -108,7 +108,9 @@ def bits_of(table: pa.Table) -> list[tuple[Any, ...]]:
             columns.append(packed(found).to_pylist())
         else:
             # As text, because a NaN equals nothing, and -0.0 equals 0.0.
-            columns.append([each if type(each) is int else repr(each) for each in found.to_pylist()])
+            columns.append(
+                [each if isinstance(each, int | bytes | None) else repr(each) for each in found.to_pylist()]
+            )
     return sorted(zip(*columns, strict=True), key=lambda row: int(row[0]))
 
 
