@@ -179,9 +179,9 @@ class TestSteady:
         assert [point.ours for point in rows["gc"].points] == [9.0, 2.0, 3.0]
         assert rows["memory beyond the start"].ours == 300
 
-    def test_writes_maintains_and_measures_until_the_time_is_over(self, tmp_path: Path) -> None:
+    def test_on_a_busy_machine_the_time_was_over_before_the_first_minute(self, tmp_path: Path) -> None:
         minutes: list[dict[str, object]] = []
-        steady.run(tmp_path, seconds=3.0, cycle=0.5, keys=600, report=minutes.append)
+        steady.run(tmp_path, seconds=0.0, cycle=0.5, keys=600, report=minutes.append)
         assert [minute["minute"] for minute in minutes[:1]] == [1]
         assert set(steady.MEASURES) < minutes[0].keys()
 
