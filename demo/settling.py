@@ -41,10 +41,10 @@ def flush(stage: Stage) -> None:
     waiting = table.status().unflushed.count
     table.flush()
     status = table.status()
+    flushed = f"{plural(waiting, 'WAL entry was', 'WAL entries were')} flushed; " if waiting else ""
     stage.narration.say(
-        f"{plural(waiting, 'WAL entry was', 'WAL entries were')} flushed; now "
-        f"{plural(status.uncompacted.count, 'SSTable')} with {count(status.uncompacted.rows or 0)} rows "
-        "lie above the base table"
+        f"{flushed}{plural(status.uncompacted.count, 'SSTable')} with "
+        f"{count(status.uncompacted.rows or 0)} rows above the base table"
     )
     stage.narration.check(
         "the merged view has not changed", stage.holds_exactly(table.scan(_COLUMNS).to_table())

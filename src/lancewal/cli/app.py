@@ -111,7 +111,7 @@ def demo(
     ] = True,
     quick: Annotated[bool, typer.Option("--quick", help="Few documents, for a first look.")] = False,
 ) -> None:
-    """Show what works on real rows, in a minute or two.
+    """Show what works on real rows, in one to three minutes.
 
     Spark writes a stream while a Python service writes and searches; writers are killed and
     recover; everything is compacted and read by plain Lance. Each step is checked.
