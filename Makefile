@@ -69,7 +69,8 @@ release: $(STAMP) ## Build sdist, wheel and bill of materials, and check them in
 	@$(BIN)/python -m bench.release
 
 docs: $(STAMP) ## Build the documentation site in site/
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@# Not --quiet: mkdocs counts no warning then that it does not print, and builds on.
+	@said=$$(NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1) || { echo "$$said" >&2; exit 1; }
 	@echo "site/index.html"
 
 jar: $(STAMP) ## Compile the front of Spark's planner; needs a Java compiler, which users do not

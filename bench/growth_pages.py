@@ -55,7 +55,7 @@ Where the time of the worst points went, before and after; again with
 
 #: Readable on white and on black.
 _INK, _OURS, _PEER = "#7d8590", "#1f9e78", "#d9822b"
-_COLUMNS = 5
+_COLUMNS = 3
 
 
 def write_scale(results: Sequence[dict[str, Any]], docs: Path) -> None:

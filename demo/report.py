@@ -153,7 +153,8 @@ def _levels(measured: Measurements, notes: Sequence[charts.Note]) -> str:
 
 
 def _figure(title: str, text: str, svg: str) -> str:
-    return f"<figure><h2>{escape(title)}</h2><figcaption>{escape(text)}</figcaption>{svg}</figure>"
+    head = f"<h2>{escape(title)}</h2><figcaption>{escape(text)}</figcaption>"
+    return f'<figure>{head}<div class="plot">{svg}</div></figure>'
 
 
 def _steps(said: Narration) -> str:

@@ -41,9 +41,10 @@ def flush(stage: Stage) -> None:
     waiting = table.status().unflushed.count
     table.flush()
     status = table.status()
+    flushed = f"{plural(waiting, 'WAL entry was', 'WAL entries were')} flushed; " if waiting else ""
     stage.narration.say(
-        f"{plural(waiting, 'WAL entry', 'WAL entries')} became "
-        f"{plural(status.uncompacted.count, 'SSTable')} with {count(status.uncompacted.rows or 0)} rows"
+        f"{flushed}{plural(status.uncompacted.count, 'SSTable')} with "
+        f"{count(status.uncompacted.rows or 0)} rows above the base table"
     )
     stage.narration.check(
         "the merged view has not changed", stage.holds_exactly(table.scan(_COLUMNS).to_table())
@@ -54,14 +55,14 @@ def flush(stage: Stage) -> None:
 
 
 def compact(stage: Stage) -> None:
-    """Atomic commits of a few shards each; afterwards the base table is all there is."""
+    """Atomic commits; afterwards the base table is all there is."""
     table = stage.open()
     waiting = table.status().uncompacted
     began = time.monotonic()
     stage.players.feed.compact()
     stage.measured.compactions.append(stage.measured.now())
     table.compact(optimize_indexes=True)
-    by = "Spark, in tasks of some shards each," if stage.spark else "this process"
+    by = "a Spark job" if stage.spark else "this process"
     stage.narration.say(
         f"{by} brought {plural(waiting.count, 'SSTable')} into the base table in "
         f"{duration(time.monotonic() - began)}, and its index is up to date"

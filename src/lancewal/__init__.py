@@ -1,4 +1,4 @@
-"""A streaming write path for Lance tables: durable, searchable at once, compacted by Spark.
+"""A streaming write path for Lance tables: rows are durable, readable and searchable at once.
 
 >>> import tempfile, lancewal
 >>> uri = tempfile.mkdtemp() + "/table"

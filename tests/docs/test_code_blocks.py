@@ -17,6 +17,7 @@ import typer
 
 import lancewal
 from lancewal.cli.app import app
+from lancewal.maintenance import Kind
 from lancewal.storage import observe_all
 from tests.cli.support import ok
 from tests.docs.beside import WriterBeside
@@ -94,6 +95,12 @@ def test_every_setting_of_a_writer_is_documented() -> None:
     known = {field.name for field in dataclasses.fields(lancewal.ShardWriterConfig)}
     assert known <= documented
     assert {name for name in documented if name.islower()} <= known
+
+
+def test_every_finding_of_verify_is_documented() -> None:
+    text = (ROOT / "docs" / "operations.md").read_text()
+    kinds = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \|", text, re.MULTILINE)
+    assert {str(kind) for kind in Kind} <= {name for row in kinds for name in re.findall(r"`(\w+)`", row)}
 
 
 def test_every_command_and_option_is_documented() -> None:

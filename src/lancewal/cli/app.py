@@ -63,8 +63,8 @@ def without_type(param: Any) -> Any:
 
 
 _ENDING = (
-    "Exit codes: 0 done, 1 failed, 2 wrong usage or refused input, 3 verify found problems, "
-    "4 no such table or row, 5 another process has taken over, 130 interrupted."
+    "Exit codes: 0 done, 1 failed, 2 wrong usage or refused input, 3 a check found problems, "
+    "4 no such table or row, 5 another process has or takes the shard, 130 and 143 interrupted."
 )
 
 app = typer.Typer(
@@ -111,7 +111,7 @@ def demo(
     ] = True,
     quick: Annotated[bool, typer.Option("--quick", help="Few documents, for a first look.")] = False,
 ) -> None:
-    """Show what works on real rows, in about a minute.
+    """Show what works on real rows, in one to three minutes.
 
     Spark writes a stream while a Python service writes and searches; writers are killed and
     recover; everything is compacted and read by plain Lance. Each step is checked.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -214,7 +215,10 @@ def verify(
 
 def _show_findings(report: VerifyReport) -> None:
     out = console.out()
-    checked = ", ".join(f"{console.count(number)} {what}" for what, number in report.checked.items())
+    checked = ", ".join(
+        console.plural(number, re.sub("ies$", "y", what).removesuffix("s"), what)
+        for what, number in report.checked.items()
+    )
     mark = "[green]✓[/]" if report.ok else "[red]✗[/]"
     verdict = "all is well" if report.ok else "problems found"
     out.print(f"{mark} {verdict}; checked {checked} in {console.duration(report.seconds)}")

@@ -88,7 +88,7 @@ Identity = Annotated[
 Unsharded = Annotated[bool, typer.Option("--unsharded", help="One shard for all rows.")]
 Key = Annotated[
     str | None,
-    typer.Option("--key", metavar="A,B", help="Primary key of a table that is created."),
+    typer.Option("--key", metavar="A,B", help="Primary key of a table that is created or has none."),
 ]
 Vectors = Annotated[
     list[str] | None,

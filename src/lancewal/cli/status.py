@@ -25,8 +25,10 @@ from lancewal.cli.exits import guarded
 if TYPE_CHECKING:
     from lancewal.status import Lag, ShardState, TableStatus
 
-#: From this width on there is space for shard ids, generations and bytes.
+#: From this width on there is space for whole shard ids, generations and bytes.
 _WIDE = 120
+#: From this width on there is space for the beginnings of shard ids.
+_MEDIUM, _SHORT_ID = 80, 8
 _HISTORY = 60
 _SHOWN_INDEXES = 2
 _SHOWN_OWNERS = 4
@@ -206,8 +208,10 @@ def _writes(history: History, width: int) -> Text:
 def _shards(status: TableStatus, width: int, room: int | None, history: History | None) -> Group:
     wide = width >= _WIDE
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    # ``lancewal seal`` takes the beginning of an id; a shard without a value has it for its name.
+    with_ids = wide or (width >= _MEDIUM and any(shard.values for shard in status.shards))
     table.add_column("\nshard", no_wrap=True)
-    if wide:
+    if with_ids:
         table.add_column("\nid", no_wrap=True, style="dim")
     table.add_column("\nepoch", justify="right")
     growth = [] if history is None else ["WAL\n+/s"]
@@ -220,7 +224,7 @@ def _shards(status: TableStatus, width: int, room: int | None, history: History 
     table.add_column("\nstate", no_wrap=True)
     shown = _most_behind(status, room)
     for shard in shown:
-        table.add_row(*_cells(shard, status.taken_at, wide, history))
+        table.add_row(*_cells(shard, status.taken_at, wide, with_ids, history))
     hidden = len(status.shards) - len(shown)
     more = [Text(f"… and {console.plural(hidden, 'shard')} with less to do", style="dim")] if hidden else []
     if not status.shards:
@@ -228,11 +232,13 @@ def _shards(status: TableStatus, width: int, room: int | None, history: History 
     return Group(table, *more)
 
 
-def _cells(shard: ShardState, now: datetime, wide: bool, history: History | None) -> list[Text]:
+def _cells(
+    shard: ShardState, now: datetime, wide: bool, with_ids: bool, history: History | None
+) -> list[Text]:
     flush, compact = shard.unflushed, shard.uncompacted
     cells = [Text(_name(shard))]
-    if wide:
-        cells.append(Text(str(shard.shard_id)))
+    if with_ids:
+        cells.append(Text(str(shard.shard_id)[: None if wide else _SHORT_ID]))
     cells.append(Text(str(shard.epoch)))
     if history is not None:
         rate = history.rates.get(shard.shard_id, 0.0)
@@ -240,7 +246,7 @@ def _cells(shard: ShardState, now: datetime, wide: bool, history: History | None
     cells += [
         _quiet(console.count(flush.count), not flush.count),
         _quiet(_bytes(flush), not flush.count),
-        _quiet(console.duration(flush.seconds(now)), not flush.count),
+        Text(console.duration(flush.seconds(now)) if flush.count else ""),
         _quiet(console.count(compact.count), not compact.count),
     ]
     if wide:
@@ -248,7 +254,7 @@ def _cells(shard: ShardState, now: datetime, wide: bool, history: History | None
     cells.append(_quiet("?" if compact.rows is None else console.count(compact.rows), not compact.count))
     if wide:
         cells.append(_quiet(_bytes(compact), not compact.count))
-    cells.append(_quiet(console.duration(compact.seconds(now)), not compact.count))
+    cells.append(Text(console.duration(compact.seconds(now)) if compact.count else ""))
     state = shard.status.name.lower()
     cells.append(Text(state, style="yellow" if state == "sealed" else ""))
     return cells
@@ -256,7 +262,7 @@ def _cells(shard: ShardState, now: datetime, wide: bool, history: History | None
 
 def _name(shard: ShardState) -> str:
     values = list(shard.values.values())
-    return visible(", ".join(map(str, values))) if values else str(shard.shard_id)[:8]
+    return visible(", ".join(map(str, values))) if values else str(shard.shard_id)[:_SHORT_ID]
 
 
 def _generations(shard: ShardState) -> str:

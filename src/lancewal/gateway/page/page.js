@@ -67,9 +67,11 @@ function chart(series) {
 function chartCard(title, now, looks, series, format) {
   const { svg, top } = chart(series);
   const span = looks.length > 1 ? (new Date(looks.at(-1).at) - new Date(looks[0].at)) / 1000 : 0;
+  const since = span ? `the last ${age(span)}` : "no history yet";
+  const none = series.every((each) => each.values.every((value) => value === undefined));
   return make("section", { class: "card" },
     make("h2", {}, title), make("div", { class: "figure" }, now), svg,
-    make("div", { class: "legend" }, make("span", {}, `the last ${age(span)}`), make("span", {}, `most ${format(top < 1e-6 ? 0 : top)}`)));
+    make("div", { class: "legend" }, make("span", {}, since), make("span", {}, none ? "" : `most ${format(top < 1e-6 ? 0 : top)}`)));
 }
 
 function levelCard(title, looks, name, color) {
