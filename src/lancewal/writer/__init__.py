@@ -10,7 +10,6 @@ from lancewal.writer.drain import (
     seal_shard,
     unseal_shard,
 )
-from lancewal.writer.flush import Worker
 from lancewal.writer.intake import Cast, Intake, is_condition
 from lancewal.writer.matching import Find, Matching
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats
@@ -50,7 +49,6 @@ __all__ = [
     "TableWriteResult",
     "TableWriter",
     "WalStats",
-    "Worker",
     "WriteResult",
     "WriteStats",
     "WriteStatsSnapshot",
