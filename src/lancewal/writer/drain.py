@@ -62,10 +62,7 @@ def flush_shard(
     shard_id = manifest.shard_id
     writer = live_writer(base.uri, shard_id)
     if writer is not None and writer.epoch >= manifest.writer_epoch:
-        before = writer.stats().memtable_flush_rows
-        writer.force_seal_active()
-        writer.wait_for_flush_drain()
-        return writer.stats().memtable_flush_rows - before
+        return writer.flush()
     if budget is not None:
         with budget.for_log_of(shard_id):
             # The shard's writer may have flushed during the wait.
