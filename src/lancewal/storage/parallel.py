@@ -282,15 +282,11 @@ class Worker:
         # would leave the worker asleep for good.
         self._asleep = threading.Lock()
         self._asleep.acquire()
-        self._stopping = False
+        self.stopping = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._over = False
         self._ended = Bell()
-
-    @property
-    def stopping(self) -> bool:
-        return self._stopping
 
     def kick(self) -> None:
         """Wake the worker now, and start its thread if none is running."""
@@ -314,7 +310,7 @@ class Worker:
     def stop(self, timeout: float | None = None) -> None:
         """Let the running step finish, then end the thread. Safe to call twice and from the worker itself."""
         with self._lock:
-            self._stopping = True
+            self.stopping = True
             thread = self._thread
         self._wake()
         if thread is None or thread is threading.current_thread():
@@ -330,10 +326,10 @@ class Worker:
 
     def _start(self) -> None:
         with self._lock:
-            if self._over and not self._stopping:
+            if self._over and not self.stopping:
                 # An interrupt ended the thread outside of a step, where nothing catches it.
                 self._thread, self._over = None, False
-            if self._thread is not None or self._stopping:
+            if self._thread is not None or self.stopping:
                 return
             # A daemon thread: a process that exits without close() must not hang here. It loses
             # nothing, because all acknowledged rows are in the WAL.
@@ -353,7 +349,7 @@ class Worker:
             self._ended.ring()
 
     def _work(self) -> None:
-        while not self._stopping:
+        while not self.stopping:
             self._asleep.acquire(blocking=False)
             try:
                 sleep = run_in_background(self._step)
@@ -362,7 +358,7 @@ class Worker:
                 # threads that wait for its work would wait for ever.
                 logger.exception("%s: a step failed; going on", self._name)
                 sleep = self._retry_seconds
-            if not self._stopping:
+            if not self.stopping:
                 self._asleep.acquire(
                     timeout=-1 if sleep is None else min(max(sleep, 0.0), threading.TIMEOUT_MAX)
                 )
