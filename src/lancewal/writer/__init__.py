@@ -23,7 +23,6 @@ from lancewal.writer.put_ids import RETRY_WINDOW
 from lancewal.writer.rows import (
     as_batches,
     is_key_sequence,
-    is_row,
     is_stream,
     is_tabular,
     new_table_of,
@@ -58,7 +57,6 @@ __all__ = [
     "flush_shards",
     "is_condition",
     "is_key_sequence",
-    "is_row",
     "is_stream",
     "is_tabular",
     "live_writer",
