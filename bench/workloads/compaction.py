@@ -30,7 +30,7 @@ from bench.registry import workload
 from bench.tables import new_table, upsert, vector_batches, vector_schema
 from lancewal.base.table import BaseTable
 from lancewal.config import ShardWriterConfig
-from lancewal.maintenance import compact, execute_shard, finish_compaction, plan_compaction
+from lancewal.maintenance import Pack, compact, execute_pack, finish_compaction, plan_compaction
 from lancewal.storage import ObjectStore
 from lancewal.writer import open_shard_writer
 
@@ -145,7 +145,7 @@ def _one_by_one(table: Path) -> tuple[float, int]:
     store = ObjectStore.from_uri(str(table), fsync=False)
     before, started = lance.dataset(str(table)).version, time.process_time()
     for part in plan_compaction(store).shards:
-        execute_shard(part, store=store)
+        assert not execute_pack(Pack((part,)), store=store).failed
     finish_compaction(store)
     return time.process_time() - started, lance.dataset(str(table)).version - before
 

@@ -31,7 +31,7 @@ from lancewal.shard import (
     shard_files,
 )
 from lancewal.sstable import held_generation
-from lancewal.storage import ObjectInfo, ObjectStore, both, in_thread, layout, ordered_map
+from lancewal.storage import ObjectInfo, ObjectStore, both, in_thread, layout, numbered, ordered_map
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -382,13 +382,7 @@ def _look(store: ObjectStore, shard_id: UUID) -> tuple[ShardManifest | None, lis
 
 def _tail(store: ObjectStore, shard: tuple[ShardManifest, list[ObjectInfo]]) -> _Tail:
     manifest, files = shard
-    directory = f"{layout.wal_dir(manifest.shard_id)}/"
-    entries = {
-        position: info
-        for info in files
-        if info.path.startswith(directory)
-        and (position := layout.parse_wal_name(info.path.removeprefix(directory))) is not None
-    }
+    entries = numbered(files, layout.wal_dir(manifest.shard_id), layout.parse_wal_name)
     # If the listed manifest was deleted meanwhile, a newer one was read, and it may be ahead of the listing.
     tip = max(manifest.first_unsettled, max(entries, default=0) + 1)
     last = entries.get(tip - 1)
@@ -439,16 +433,13 @@ def _held_for(state: TableState | None, garbage: Mapping[UUID, list[ObjectInfo]]
     """The part of the shards' garbage that a checkpoint needs: its SSTables, and its part of the log."""
     found: list[ObjectInfo] = []
     for place in () if state is None else state.shards:
-        log = f"{layout.wal_dir(place.shard_id)}/"
+        infos = garbage.get(place.shard_id, ())
         sstables = tuple(
             f"{layout.sstable_dir(place.shard_id, entry.path)}/" for entry in place.manifest.sstables
         )
-        for info in garbage.get(place.shard_id, ()):
-            position = (
-                layout.parse_wal_name(info.path.removeprefix(log)) if info.path.startswith(log) else None
-            )
-            if info.path.startswith(sstables) or (position is not None and position in place.wal_range):
-                found.append(info)
+        found += [info for info in infos if info.path.startswith(sstables)]
+        log = numbered(infos, layout.wal_dir(place.shard_id), layout.parse_wal_name)
+        found += [info for position, info in log.items() if position in place.wal_range]
     return found
 
 

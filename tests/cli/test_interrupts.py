@@ -15,11 +15,11 @@ import pytest
 
 import lancewal
 from lancewal.cli import exits
-from lancewal.maintenance import execute_shard
 from lancewal.storage import local
 from lancewal.table import Table
 from lancewal.writer.table_writer import TableWriter
 from tests.cli.support import new_table, ok, run, spawn
+from tests.maintenance.support import execute_shard
 from tests.tables import ids, rows
 
 

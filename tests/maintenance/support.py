@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,14 +19,17 @@ from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import (
     CompactionReport,
     GcReport,
+    Pack,
     Retention,
+    ShardPlan,
     VerifyReport,
     collect_garbage,
     compact,
-    execute_shard,
+    execute_pack,
     plan_compaction,
     verify,
 )
+from lancewal.maintenance.reports import ShardReport
 from lancewal.publish.staging import Staged, Stager
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard.log import retained_positions
@@ -40,6 +44,14 @@ from tests.tables import KEYED, new_table, open_writer, rows
 LATER = timedelta(days=365)
 #: Ages that no real collection may have; tests of what is left at once use them.
 NOTHING_KEPT = Retention(*[timedelta(0)] * 6, allow_unsafe=True)
+
+
+def execute_shard(plan: ShardPlan, *where: Mapping[str, str], **how: Any) -> ShardReport:
+    """Carry out one shard's part of a plan; raises if it fails."""
+    done = execute_pack(Pack((plan,)), *where, **how)
+    for error in done.failed.values():
+        raise error
+    return done.shards[plan.shard_id]
 
 
 class Site:

@@ -16,14 +16,13 @@ from lancewal.base.lance import next_fragment_id
 from lancewal.base.markers import effective_markers, tag, tags
 from lancewal.base.table import BaseTable
 from lancewal.maintenance import (
-    execute_shard,
     finish_compaction,
     optimize_base,
     plan_compaction,
 )
 from lancewal.maintenance.append_only import mark_pending, remove_tags
 from lancewal.maintenance.commits import APPEND_POINTS
-from tests.maintenance.support import Site, named
+from tests.maintenance.support import Site, execute_shard, named
 from tests.tables import APPEND_ONLY, rows
 
 COMMITTED = "append: rows and tag are committed"

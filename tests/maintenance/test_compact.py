@@ -38,7 +38,6 @@ from lancewal.maintenance import (
     at_crash_points,
     compact,
     execute_pack,
-    execute_shard,
     keyed,
     newest,
     plan_compaction,
@@ -48,7 +47,7 @@ from lancewal.maintenance.reports import PackReport
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore
-from tests.maintenance.support import Site, named
+from tests.maintenance.support import Site, execute_shard, named
 from tests.tables import APPEND_ONLY, KEY, KEYED, new_table, open_writer, rows
 
 #: The package has a function of the same name.

@@ -17,7 +17,7 @@ import pytest
 import lancewal.maintenance.gc as collect_module
 from lancewal.base.table import BaseTable
 from lancewal.errors import FencedError, InvalidInputError, StorageError, WalTruncatedError
-from lancewal.maintenance import Resource, Retention, at_crash_points, execute_shard, plan_compaction
+from lancewal.maintenance import Resource, Retention, at_crash_points, plan_compaction
 from lancewal.maintenance.gc import collect_garbage, sync_file_system
 from lancewal.publish.feed import ChangeFeed
 from lancewal.publish.publishing import publish
@@ -38,6 +38,7 @@ from tests.maintenance.support import (
     clock_at,
     collect_later,
     directories,
+    execute_shard,
     named,
     positions,
     stage,

@@ -19,7 +19,6 @@ from lancewal.maintenance import (
     Progress,
     at_crash_points,
     execute_pack,
-    execute_shard,
     keyed,
     newest,
     plan_compaction,
@@ -27,7 +26,7 @@ from lancewal.maintenance import (
 )
 from lancewal.maintenance.commits import APPEND_POINTS, MERGE_POINTS
 from lancewal.maintenance.reports import PackReport
-from tests.maintenance.support import Site, named
+from tests.maintenance.support import Site, execute_shard, named
 from tests.tables import APPEND_ONLY, KEYED, rows
 
 AtPoint = Callable[[str, Callable[[], object]], None]

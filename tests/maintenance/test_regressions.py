@@ -15,14 +15,14 @@ from lancewal.base.markers import TAGGED_COLUMNS, tag
 from lancewal.base.table import BaseTable
 from lancewal.errors import NotInitializedError
 from lancewal.format.schema import TOMBSTONE_FIELD
-from lancewal.maintenance import collect_garbage, execute_shard, plan_compaction
+from lancewal.maintenance import collect_garbage, plan_compaction
 from lancewal.maintenance.append_only import remove_tags
 from lancewal.maintenance.commits import commit_markers
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.sstable import rebuild_sidecars
 from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
-from tests.maintenance.support import Site, named
+from tests.maintenance.support import Site, execute_shard, named
 from tests.tables import APPEND_ONLY, KEYED, rows
 
 READ = "merge: rows are read"

@@ -26,7 +26,6 @@ from lancewal.maintenance import (
     Severity,
     at_crash_points,
     compact,
-    execute_shard,
     plan_compaction,
     repair,
     verify,
@@ -42,7 +41,7 @@ from lancewal.storage import ObjectInfo, ObjectStore, layout
 from lancewal.table import Table
 from lancewal.writer import flush_shard
 from tests.faults import FaultyStore
-from tests.maintenance.support import Site, named
+from tests.maintenance.support import Site, execute_shard, named
 from tests.shard.support import contents
 from tests.tables import APPEND_ONLY, KEYED, new_table, open_writer, rows
 

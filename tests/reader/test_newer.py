@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lancewal.format import key_set
 from lancewal.format.key_set import KeySet
-from lancewal.reader import TableReader, TableView, newer
+from lancewal.reader import TableReader, TableView, snapshot
 from lancewal.reader.snapshot import newest_first
 from lancewal.storage import process_cache
 from lancewal.writer import ShardWriter
@@ -165,7 +165,7 @@ class Work:
         monkeypatch.setattr(KeySet, "of", classmethod(counted_of))
         monkeypatch.setattr(KeySet, "union", classmethod(counted_union))
         monkeypatch.setattr(KeySet, "contains", counted_contains)
-        monkeypatch.setattr(newer, "superseded", counted_superseded)
+        monkeypatch.setattr(snapshot, "superseded", counted_superseded)
 
     def of(self, call: Callable[[], object]) -> int:
         self.keys = 0

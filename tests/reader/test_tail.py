@@ -23,9 +23,8 @@ from hypothesis import strategies as st
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError
 from lancewal.format.shard_manifest import ShardManifest
-from lancewal.reader import TableReader, TableView, runs, tail
+from lancewal.reader import Newer, TableReader, TableView, runs, tail
 from lancewal.reader.memory_source import StreamedSource
-from lancewal.reader.newer import Newer
 from lancewal.reader.runs import Run, in_fewer
 from lancewal.reader.search import checked_nearest, nearest
 from lancewal.shard import ShardManifestStore, WalAppender, WalTailer

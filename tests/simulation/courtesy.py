@@ -20,7 +20,7 @@ from lancewal.format import decode_manifest, decode_record
 from lancewal.service import duties, owners, presence, requests
 from lancewal.service.presence import Presence
 from lancewal.storage import layout
-from lancewal.writer import ShardWriter
+from lancewal.writer import ShardWriter, WriteStats
 from lancewal.writer import drain as drain_room
 from lancewal.writer import open as opening_room
 from lancewal.writer.open import WriterRegistry
@@ -69,9 +69,9 @@ class Hosts:
         self.owners[found.owner_id] = process
         return found
 
-    def add(self, table_uri: str, writer: ShardWriter) -> None:
+    def add(self, table_uri: str, writer: ShardWriter, stats: WriteStats) -> None:
         """As a process's registry of writers."""
-        self._registry().add(table_uri, writer)
+        self._registry().add(table_uri, writer, stats)
 
     def live_writer(self, table_uri: str, shard_id: UUID) -> ShardWriter | None:
         return self._registry().live_writer(table_uri, shard_id)

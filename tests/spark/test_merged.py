@@ -17,7 +17,7 @@ import lancewal
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format import superseded
 from lancewal.publish.publishing import publish
-from lancewal.reader import newer
+from lancewal.reader import snapshot
 from lancewal.reader.state import read_state
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.spark.columns import spark_schema
@@ -121,7 +121,7 @@ def test_a_task_compares_no_keys_that_another_one_of_its_process_has_compared(
         passes.append(sum(map(len, levels)))
         return superseded(levels)
 
-    monkeypatch.setattr(newer, "superseded", counted)
+    monkeypatch.setattr(snapshot, "superseded", counted)
     assert read(reader_of(table)) == expected
     assert passes == []
 

@@ -123,8 +123,9 @@ def work():
         names = refused(
             lambda: writer.put(rows(1, 1)), lambda: writer.delete(1), writer.flush, writer.stats,
             lambda: shard.put(rows(1, 1)), lambda: shard.delete(1), shard.scan, shard.force_seal_active,
-            shard.wait_for_flush_drain, shard.memtable_stats, shard.wal_stats, shard.stats, shard.manifest,
-            shard.check_fenced, shard.active_memtable_ref, lambda: shard._appender.append([rows(1, 1)]),
+            shard.wait_for_flush_drain, shard.flush, shard.memtable_stats, shard.wal_stats, shard.stats,
+            shard.manifest, shard.check_fenced, shard.active_memtable_ref,
+            lambda: shard._appender.append([rows(1, 1)]),
             result.wait, lambda: table.lookup(1), table.count_rows, scan.to_table, scan.count_rows,
             lambda: scan.to_batches().read_all(), table.flush, table.compact, table.gc, table.verify,
             table.status, lambda: table.schema, lambda: lancewal.open(sys.argv[1]),

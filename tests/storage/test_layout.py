@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from uuid import UUID
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
-from lancewal.storage import layout
+from lancewal.storage import ObjectInfo, layout, numbered
 
 SHARD = UUID("0a1b2c3d-0000-4000-8000-00000000000f")
 NUMBERS = st.integers(0, 2**64 - 1)
@@ -98,3 +99,11 @@ def test_paths_below_a_table() -> None:
     assert layout.version_hint(SHARD) == f"_mem_wal/{SHARD}/manifest/version_hint.json"
     assert layout.sstable_dir(SHARD, "0a1b2c3d_gen_1") == f"_mem_wal/{SHARD}/0a1b2c3d_gen_1"
     assert layout.child_uri("s3://bucket/table/", "a/b") == "s3://bucket/table/a/b"
+
+
+def test_objects_by_number_are_those_of_one_directory() -> None:
+    now = datetime.now(UTC)
+    names = ["a/10.x", "a/2.x", "a/x.x", "a/b/3.x", "b/4.x", "a"]
+    infos = [ObjectInfo(name, 1, now) for name in names]
+    found = numbered(infos, "a", lambda name: int(name[:-2]) if name[:-2].isdigit() else None)
+    assert [(number, info.path) for number, info in found.items()] == [(2, "a/2.x"), (10, "a/10.x")]

@@ -211,8 +211,7 @@ def test_a_crew_has_no_more_threads_than_it_needs_and_ends_them() -> None:
 EXITS = """
 import sys, time
 import lance, pyarrow as pa
-from lancewal.storage import Crew, Task, in_thread
-from lancewal.writer import Worker
+from lancewal.storage import Crew, Task, Worker, in_thread
 
 class Slow:
     def __del__(self, sleep=time.sleep):

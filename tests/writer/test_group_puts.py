@@ -18,7 +18,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-import lancewal.writer.flush
+import lancewal.storage.parallel
 import lancewal.writer.group_commit
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, OutcomeUnknownError, StorageError
@@ -361,7 +361,7 @@ def test_a_put_failed_for_want_of_a_thread_although_its_rows_were_in(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lancewal.writer.flush, "start_thread", no_more_threads)
+        patch.setattr(lancewal.storage.parallel, "start_thread", no_more_threads)
         result = writer.put(rows(1, 1, schema=APPEND_ONLY))
     assert ids(writer.scan()) == [1]
     writer.put(rows(2, 1, schema=APPEND_ONLY))
@@ -381,7 +381,7 @@ def test_a_put_was_refused_for_a_failure_that_came_after_its_rows_were_queued(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(lancewal.writer.flush, "start_thread", no_more_threads)
+        patch.setattr(lancewal.storage.parallel, "start_thread", no_more_threads)
         assert writer.put(rows(2, 1, schema=APPEND_ONLY)).durable.done()
     with pytest.raises(StorageError, match="a freeze was cut short"):
         writer.put(rows(3, 1, schema=APPEND_ONLY))

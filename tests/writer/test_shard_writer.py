@@ -217,6 +217,17 @@ def test_force_seal_and_wait_for_flush_drain(base: BaseTable) -> None:
         assert manifest.replay_after_wal_entry_position == 1
 
 
+def test_a_flush_says_how_many_rows_it_published(base: BaseTable) -> None:
+    with open_writer(base) as writer:
+        assert writer.flush() == 0
+        writer.put(rows(0, 10))
+        assert writer.flush() == 10
+        manifest = writer.manifest()
+        assert manifest is not None
+        assert [entry.physical_rows for entry in manifest.sstables] == [10]
+        assert writer.flush() == 0
+
+
 def test_frozen_memtable_is_dropped_after_its_flush(base: BaseTable) -> None:
     with open_writer(base) as writer:
         writer.put(rows(0, 10))

@@ -25,9 +25,8 @@ from lancewal.errors import ClosedError, LanceWalError, StorageError
 from lancewal.format.shard_manifest import SsTableEntry
 from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender
-from lancewal.storage import ObjectStore, PutOutcome, layout
+from lancewal.storage import ObjectStore, PutOutcome, Worker, layout
 from lancewal.writer import ShardWriter, WriteStats
-from lancewal.writer.flush import Worker
 from lancewal.writer.group_commit import CommitLog, Put
 from lancewal.writer.intake import Rows
 from lancewal.writer.modes import WalOnlyMode

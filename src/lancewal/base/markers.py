@@ -35,8 +35,8 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.errors import NotInitializedError, StorageError
-from lancewal.format import BaseManifest, newest_manifest_name, read_base_manifest
-from lancewal.storage import ObjectStore, layout
+from lancewal.format import BaseManifest, parse_manifest_version, read_base_manifest
+from lancewal.storage import ObjectInfo, ObjectStore, layout, numbered
 
 #: Metadata keys are this, the shard's id and the generation, joined by colons.
 TAG_PREFIX = "lancewal:appended"
@@ -84,14 +84,18 @@ def stored_markers(store: ObjectStore) -> Mapping[UUID, int]:
     return _with_tags(manifest.mem_wal.compacted, map(_parse, manifest.metadata_keys))
 
 
+def retained_versions(store: ObjectStore) -> dict[int, ObjectInfo]:
+    """The manifest files of the table's versions that were not cleaned up, oldest first."""
+    return numbered(store.list(layout.VERSIONS_DIR), layout.VERSIONS_DIR, parse_manifest_version)
+
+
 def newest_manifest(store: ObjectStore) -> BaseManifest | None:
     """The manifest of the newest version at ``store``; ``None`` if there is no table."""
     for _ in range(_ATTEMPTS):
-        names = [info.path.rsplit("/", 1)[-1] for info in store.list(layout.VERSIONS_DIR)]
-        newest = newest_manifest_name(names)
-        if newest is None:
+        versions = retained_versions(store)
+        if not versions:
             return None
-        path = f"{layout.VERSIONS_DIR}/{newest[0]}"
+        path = versions[max(versions)].path
         try:
             return read_base_manifest(store.get(path), name=path)
         except FileNotFoundError:

@@ -23,7 +23,7 @@ from lance.lance import LanceSchema
 
 from lancewal.base.columns import MEM_WAL_INDEX, ColumnHistory, ColumnLog, ColumnRuns, Traces
 from lancewal.base.lance import committed_at, fragments_of, lance_errors, row_count
-from lancewal.base.markers import effective_markers, is_parts, newest_manifest, parts_id
+from lancewal.base.markers import effective_markers, is_parts, newest_manifest, parts_id, retained_versions
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     CorruptManifestError,
@@ -37,13 +37,10 @@ from lancewal.errors import (
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
     BaseManifest,
-    ColumnIdentity,
     MemWalDetails,
     TableSchema,
     check_readable,
     highest_fields,
-    newest_manifest_name,
-    parse_manifest_version,
     read_base_manifest,
 )
 from lancewal.storage import ObjectInfo, ObjectStore, Shelf, check_process, in_thread, layout
@@ -303,14 +300,14 @@ def appended_generations(base: BaseTable) -> Mapping[UUID, int]:
     return effective_markers(base.details.compacted, base.schema.columns)
 
 
-def table_schema(dataset: lance.LanceDataset, identity: ColumnIdentity | None = None) -> TableSchema:
+def table_schema(dataset: lance.LanceDataset) -> TableSchema:
     """The columns of a Lance dataset with their field ids and its primary key in key order."""
     with lance_errors(f"read the columns of {dataset.uri}"):
         lance_schema, columns = dataset.lance_schema, dataset.schema
         check_readable(columns)
         keys = [f for f in lance_schema.fields() if f.is_unenforced_primary_key()]
         keys.sort(key=lambda f: f.unenforced_primary_key_position() or 0)
-        return TableSchema.from_lance(columns, lance_schema.fields(), [f.name() for f in keys], identity)
+        return TableSchema.from_lance(columns, lance_schema.fields(), [f.name() for f in keys])
 
 
 def _open_dataset(uri: str, options: Mapping[str, str], version: int | None) -> lance.LanceDataset:
@@ -361,10 +358,10 @@ def read_manifest(store: ObjectStore, version: int) -> BaseManifest:
     found = find_manifest(store, version)
     if found is not None:
         return found
-    names = [info.path.rsplit("/", 1)[-1] for info in store.list(layout.VERSIONS_DIR)]
+    newest = max(retained_versions(store), default=None)
     raise StorageError(
         f"the manifest of version {version} is not in {layout.child_uri(store.uri, layout.VERSIONS_DIR)} "
-        f"(newest there: {newest_manifest_name(names)}); it may have been cleaned up meanwhile, open again"
+        f"(newest there: {newest}); it may have been cleaned up meanwhile, open again"
     )
 
 
@@ -471,7 +468,4 @@ def _columns_of(
 
 def _existing(reference: ReferenceType[ObjectStore], versions: range) -> list[int]:
     store = reference()
-    names = (
-        [] if store is None else [info.path.rsplit("/", 1)[-1] for info in store.list(layout.VERSIONS_DIR)]
-    )
-    return sorted({v for v in map(parse_manifest_version, names) if v is not None and v in versions})
+    return [] if store is None else [each for each in retained_versions(store) if each in versions]

@@ -23,6 +23,15 @@ from lancewal.format.bucket import (
 )
 from lancewal.format.key_set import KeySet, key_words, superseded
 from lancewal.format.keys import check_key_type, check_key_types, key_columns, key_values
+from lancewal.format.kinds import (
+    UTC_NAMES,
+    changes_clock,
+    is_bytes,
+    is_float_list,
+    is_text,
+    same_kind,
+    same_values,
+)
 from lancewal.format.protos import (
     FieldMessage,
     KeyFieldMessage,
@@ -101,6 +110,7 @@ __all__ = [
     "PUT_IDS_TAG",
     "TOMBSTONE",
     "TOMBSTONE_FIELD",
+    "UTC_NAMES",
     "WRITE_ID_BYTES",
     "BaseIndex",
     "BaseManifest",
@@ -132,6 +142,7 @@ __all__ = [
     "bucket_of",
     "byte_spans",
     "can_rule_out",
+    "changes_clock",
     "check_bucket_type",
     "check_columns",
     "check_key_type",
@@ -163,7 +174,10 @@ __all__ = [
     "highest_fields",
     "in_place",
     "is_blob",
+    "is_bytes",
+    "is_float_list",
     "is_json",
+    "is_text",
     "key_columns",
     "key_hashes",
     "key_values",
@@ -183,6 +197,8 @@ __all__ = [
     "refuse_blob_values",
     "result_type_to_arrow",
     "row_hashes",
+    "same_kind",
+    "same_values",
     "shown",
     "superseded",
     "with_dictionary_in_place",

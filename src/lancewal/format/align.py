@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import ColumnMismatchError
+from lancewal.format.kinds import is_list
 from lancewal.format.schema import (
     FIELD_ID_KEY,
     TOMBSTONE,
@@ -224,16 +225,10 @@ def _is_same_field(stored: pa.Field, wanted: pa.Field) -> bool:
         return False
     if pa.types.is_struct(new):
         return True
-    if not _is_list(new):
+    if not is_list(new):
         return bool(old == new)
     same_size = getattr(old, "list_size", None) == getattr(new, "list_size", None)
     return same_size and _is_same_field(old.value_field, new.value_field)
-
-
-def _is_list(type_: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_)
-    )
 
 
 def _holds_json(field: pa.Field) -> bool:

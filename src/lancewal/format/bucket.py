@@ -18,6 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import CorruptManifestError, InvalidInputError
+from lancewal.format.kinds import is_text
 from lancewal.format.spans import (
     ByteSpans,
     byte_spans,
@@ -244,7 +245,7 @@ def encode_shard_value(value: object, arrow_type: pa.DataType) -> bytes:
             )
         except OverflowError:
             raise InvalidInputError(f"shard value {value} does not fit {arrow_type}") from None
-    if _is_text(arrow_type) and isinstance(value, str):
+    if is_text(arrow_type) and isinstance(value, str):
         try:
             return value.encode()
         except UnicodeEncodeError as error:
@@ -261,7 +262,7 @@ def decode_shard_value(data: bytes, arrow_type: pa.DataType) -> bool | int | str
     >>> decode_shard_value(bytes.fromhex("feffffff"), pa.int32())
     -2
     """
-    if _is_text(arrow_type):
+    if is_text(arrow_type):
         try:
             return data.decode()
         except UnicodeDecodeError as error:
@@ -275,11 +276,3 @@ def decode_shard_value(data: bytes, arrow_type: pa.DataType) -> bool | int | str
             raise CorruptManifestError(f"shard field value {data!r} has the wrong length for {arrow_type}")
         return int.from_bytes(data, "little", signed=pa.types.is_signed_integer(arrow_type))
     raise InvalidInputError(f"{arrow_type} cannot be a sharding field's type: use integers, text or bool")
-
-
-def _is_text(arrow_type: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(arrow_type)
-        or pa.types.is_large_string(arrow_type)
-        or pa.types.is_string_view(arrow_type)
-    )

@@ -83,14 +83,10 @@ class TableSchema:
 
     @classmethod
     def from_lance(
-        cls,
-        arrow: pa.Schema,
-        lance_fields: Sequence[LanceField],
-        primary_key: Sequence[str],
-        identity: ColumnIdentity | None = None,
+        cls, arrow: pa.Schema, lance_fields: Sequence[LanceField], primary_key: Sequence[str]
     ) -> TableSchema:
         annotated = [_with_field_ids(arrow.field(f.name()), f) for f in lance_fields]
-        return cls(pa.schema(annotated), tuple(primary_key), identity, dict(arrow.metadata or {}))
+        return cls(pa.schema(annotated), tuple(primary_key), metadata=dict(arrow.metadata or {}))
 
     @property
     def version(self) -> int | None:

@@ -18,8 +18,8 @@ import numpy as np
 
 from lancewal.errors import LanceWalError
 from lancewal.status import TableStatus
+from lancewal.storage import Worker
 from lancewal.table import Table
-from lancewal.writer import Worker
 
 #: Seconds between two looks, and how many looks are kept: one hour.
 EVERY = 15.0

@@ -46,12 +46,8 @@ class BTreeIndex:
         self._runs: SortedRuns = NumberRuns() if is_number_like(type_) else BytesRuns()
         self._nulls = np.empty(0, np.int32)
         self._null_count = 0
-        self._rows = 0
-
-    @property
-    def rows(self) -> int:
-        """Rows below this position are in the index."""
-        return self._rows
+        #: Rows below this position are in the index.
+        self.rows = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -61,11 +57,11 @@ class BTreeIndex:
         """Add the values of ``column``, the first of which is at ``first_row``."""
         if column.type != self.type:
             raise InvalidInputError(f"the index holds {self.type}, the batch {column.type}")
-        column = not_yet_in(column, self._rows, first_row)
+        column = not_yet_in(column, self.rows, first_row)
         if not len(column):
             return
-        end = self._rows + len(column)
-        rows = np.arange(self._rows, end, dtype=np.int32)
+        end = self.rows + len(column)
+        rows = np.arange(self.rows, end, dtype=np.int32)
         missing = rows[:0]
         if column.null_count:
             valid = column.is_valid().to_numpy(zero_copy_only=False)
@@ -76,7 +72,7 @@ class BTreeIndex:
         # Append to the runs last: they take all values or none, and nothing can fail after them.
         if len(rows):
             self._runs.append(column, rows)
-        self._nulls, self._null_count, self._rows = nulls, null_count, end
+        self._nulls, self._null_count, self.rows = nulls, null_count, end
 
     def equal_to(self, values: Any) -> Matches:
         """All rows with one of ``values``, except NULL."""

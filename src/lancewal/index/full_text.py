@@ -245,12 +245,8 @@ class FullTextIndex:
         self._tokenizer = Tokenizer(params)
         self._postings = Postings(params.with_position)
         self._lengths = np.empty(256, np.int32)
-        self._rows = 0
-
-    @property
-    def rows(self) -> int:
-        """Rows below this position are in the index."""
-        return self._rows
+        #: Rows below this position are in the index.
+        self.rows = 0
 
     @property
     def memory_bytes(self) -> int:
@@ -260,20 +256,20 @@ class FullTextIndex:
         """Add the texts of ``column``, the first of which is at ``first_row``."""
         if not is_text(column.type):
             raise InvalidInputError(f"a full-text index takes text, not {column.type}")
-        column = not_yet_in(column, self._rows, first_row)
+        column = not_yet_in(column, self.rows, first_row)
         if not len(column):
             return
-        first, end = self._rows, self._rows + len(column)
+        first, end = self.rows, self.rows + len(column)
         tokens, texts, places = self._tokenizer.batch(column)
         lengths = grown(self._lengths, first, end)
         lengths[first:end] = np.bincount(texts, minlength=len(column))
         self._lengths = lengths
         self._postings.append(tokens, texts + np.int32(first), places)
-        self._rows = end
+        self.rows = end
 
     def statistics(self, query: str, bound: int, *, allowed: RowMask | None = None) -> CorpusStatistics:
         """The statistics below ``bound``, with the document frequencies of the query's tokens."""
-        bound = checked_bound(bound, self._rows)
+        bound = checked_bound(bound, self.rows)
         terms = {text: self._term(text, bound, allowed) for text in distinct_texts(self._terms(query))}
         return self._statistics(terms, bound, allowed)
 
@@ -302,7 +298,7 @@ class FullTextIndex:
             raise InvalidInputError(
                 "a phrase query needs positions; create the base table's index with with_position=True"
             )
-        bound = checked_bound(bound, self._rows)
+        bound = checked_bound(bound, self.rows)
         query_terms = self._terms(query)
         terms = {text: self._term(text, bound, allowed) for text in distinct_texts(query_terms)}
         if statistics is None:

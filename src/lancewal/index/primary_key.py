@@ -134,16 +134,12 @@ class PrimaryKeyIndex:
         self._type: pa.DataType | None = None
         self._previous = np.empty(_FIRST_CAPACITY, np.int64)
         self._superseded_at = np.empty(_FIRST_CAPACITY, np.int64)
-        self._rows = 0
+        #: Rows below this position are in the index.
+        self.rows = 0
         self._key_bytes = 0
         # Readers bring the index up to date themselves, so insertions may be concurrent.
         self._insert_lock = threading.Lock()
         self._seen = _Seen(0, None, 0)
-
-    @property
-    def rows(self) -> int:
-        """Rows below this position are in the index."""
-        return self._rows
 
     @property
     def memory_bytes(self) -> int:
@@ -168,7 +164,7 @@ class PrimaryKeyIndex:
             else:
                 rows = self._insert(batches, 0)
             # Other batches may hold the same rows, so remember only batches that hold all of them.
-            if batches and rows == self._rows:
+            if batches and rows == self.rows:
                 self._seen = _Seen(len(batches), batches[-1], rows)
 
     def live_mask(self, bound: int) -> RowMask:
@@ -209,13 +205,13 @@ class PrimaryKeyIndex:
         return positions
 
     def _check_bound(self, bound: int) -> None:
-        if not 0 <= bound <= self._rows:
-            raise InvalidInputError(f"bound {bound} is outside the {self._rows} rows of the key index")
+        if not 0 <= bound <= self.rows:
+            raise InvalidInputError(f"bound {bound} is outside the {self.rows} rows of the key index")
 
     def _insert(self, batches: Sequence[pa.RecordBatch], first_row: int) -> int:
         """Insert the new rows of ``batches``; return the number of all their rows."""
         count: int = sum(batch.num_rows for batch in batches)
-        fresh = _without_first(batches, already_in(self._rows, first_row, count))
+        fresh = _without_first(batches, already_in(self.rows, first_row, count))
         if fresh:
             columns = [[batch.column(name) for batch in fresh] for name in self.key_columns]
             values = key_values([c[0] if len(c) == 1 else pa.concat_arrays(c) for c in columns])
@@ -225,7 +221,7 @@ class PrimaryKeyIndex:
         return count
 
     def _insert_some(self, values: pa.Array) -> None:
-        self._add(_hashable(values), self._rows)
+        self._add(_hashable(values), self.rows)
         if pa.types.is_primitive(values.type):
             self._key_bytes += len(values) * _INT_BYTES
         else:
@@ -261,7 +257,7 @@ class PrimaryKeyIndex:
         # Publish the arrays before the dictionary, which leads readers into them.
         self._previous, self._superseded_at = previous, superseded_at
         self._newest.update(newest)
-        self._rows = end
+        self.rows = end
 
     def _replaced_with_duplicates(self, keys: list[Hashable], first: int) -> npt.NDArray[np.int64]:
         within: dict[Hashable, int] = {}

@@ -212,16 +212,12 @@ class VectorIndex:
         self.params = params
         self._segment_rows = segment_rows or segment_size(params.dimension)
         self._state = _State((), open_segment(params.dimension), no_vectors(params.dimension))
-        self._rows = 0
+        #: Rows below this position are in the index.
+        self.rows = 0
         self._sealed_bytes = 0
         # Guards the replacement of the state, by the inserting thread and by the builder.
         self._lock = threading.Lock()
         self._settled = Bell()
-
-    @property
-    def rows(self) -> int:
-        """Rows below this position are in the index."""
-        return self._rows
 
     @property
     def memory_bytes(self) -> int:
@@ -230,11 +226,11 @@ class VectorIndex:
 
     def insert(self, column: pa.Array, first_row: int) -> None:
         """Add the vectors of ``column``, the first of which is at ``first_row``."""
-        column = not_yet_in(column, self._rows, first_row)
+        column = not_yet_in(column, self.rows, first_row)
         if not len(column):
             return
         matrix = matrix_of(column, self.params.dimension)
-        rows = np.arange(self._rows, self._rows + len(column), dtype=np.int32)
+        rows = np.arange(self.rows, self.rows + len(column), dtype=np.int32)
         if column.null_count:
             rows = rows[column.is_valid().to_numpy(zero_copy_only=False)]
         usable, odd = prepared(rows, matrix, self.params.metric)
@@ -243,7 +239,7 @@ class VectorIndex:
             # One assignment: a search sees the whole batch or none of it, and a failure changes nothing.
             self._state = state = self._with_rows(self._state, usable, odd)
             self._sealed_bytes = _sealed_bytes(state)
-            self._rows += len(column)
+            self.rows += len(column)
         for _ in state.sealed[sealed_before:]:
             BUILDER.request(self)
 
@@ -263,7 +259,7 @@ class VectorIndex:
         """
         if k <= 0:
             raise InvalidInputError(f"the number of neighbours asked for must be positive, not {k}")
-        bound = checked_bound(bound, self._rows)
+        bound = checked_bound(bound, self.rows)
         vector: Vector | None = checked_query(query, self.params.dimension)
         if self.params.metric is Metric.COSINE and vector is not None:
             vector = unit(vector)
@@ -330,7 +326,7 @@ class VectorIndex:
         return near if complete else None
 
     def _odd(self, odd: Vectors, query: Vector, k: int, bound: int, allowed: RowMask | None) -> Nearest:
-        among = Segment(odd, 0, self._rows + 1).visible(bound, allowed)
+        among = Segment(odd, 0, self.rows + 1).visible(bound, allowed)
         entries = np.arange(len(odd.rows)) if among is None else among
         return ranked(self.params.metric, odd, query, entries, k)
 

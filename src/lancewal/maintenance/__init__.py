@@ -22,7 +22,6 @@ from lancewal.maintenance.commits import at_crash_points
 from lancewal.maintenance.compact import (
     compact,
     execute_pack,
-    execute_shard,
     finish_compaction,
 )
 from lancewal.maintenance.doctor import Check, examine
@@ -85,7 +84,6 @@ __all__ = [
     "drop_checkpoint_tags",
     "examine",
     "execute_pack",
-    "execute_shard",
     "finish_compaction",
     "list_checkpoints",
     "optimize_base",

@@ -64,7 +64,7 @@ from lancewal.maintenance.commits import (
 from lancewal.maintenance.conserved import sum_property
 from lancewal.maintenance.newest import Generations, rows_per_batch
 from lancewal.maintenance.plan import ShardPlan
-from lancewal.maintenance.reports import PackReport, Progress, ProgressCallback
+from lancewal.maintenance.reports import PackReport, Progress, ProgressCallback, ShardReport
 from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore
 
@@ -91,7 +91,7 @@ class AppendOnlyCompaction:
         self._store = store
         self._progress = progress
         self._base = base
-        self._report = PackReport.of(self._parts)
+        self._report = PackReport({shard_id: ShardReport(shard_id) for shard_id in self._parts})
         # Data files for one schema. They are written once, even if the commit has to be retried.
         self._written: _Written | None = None
 

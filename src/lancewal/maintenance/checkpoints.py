@@ -307,11 +307,9 @@ def _withdraw(store: ObjectStore, place: _Place) -> None:
         logger.warning("what was made of the checkpoint %s is still there: %s", place.name, error)
 
 
-def _remove(store: ObjectStore, place: _Place, dataset: lance.LanceDataset | None = None) -> None:
+def _remove(store: ObjectStore, place: _Place) -> None:
     """Delete the tag, the announcement and the record, in this order."""
-    if dataset is None:
-        dataset = open_base(store).dataset
-    _drop_tag(dataset, place.tag)
+    _drop_tag(open_base(store).dataset, place.tag)
     crash_point("checkpoint: untagged")
     store.delete(place.announcement)
     crash_point("checkpoint: not announced")

@@ -52,7 +52,7 @@ from lancewal.sstable import (
     copy_of,
     held_generation,
 )
-from lancewal.storage import ObjectStore, Task, both, layout, ordered_map
+from lancewal.storage import ObjectStore, Task, both, layout, numbered, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -175,8 +175,7 @@ def _check_versions(shard: ShardCheck) -> None:
     """Check the retained versions of the shard's manifest."""
     manifests = ShardManifestStore(shard.store, shard.shard_id)
     directory = layout.manifest_dir(shard.shard_id)
-    names = (info.path.rsplit("/", 1)[-1] for info in shard.store.list(directory))
-    versions = sorted(v for v in map(layout.parse_manifest_name, names) if v is not None)
+    versions = list(numbered(shard.store.list(directory), directory, layout.parse_manifest_name))
     newest = shard.manifest.version
     for version, following in pairwise(versions):
         if following != version + 1:

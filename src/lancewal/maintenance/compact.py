@@ -19,7 +19,7 @@ from lancewal.errors import LanceWalError, PartialWriteError
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
 from lancewal.maintenance.garbage import Pruning
 from lancewal.maintenance.keyed import KeyedCompaction
-from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, Pack, ShardPlan, planned
+from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, Pack, planned
 from lancewal.maintenance.reports import (
     PACK_SUMS,
     CompactionReport,
@@ -77,9 +77,8 @@ def compact(
             return execute_pack(pack, store=store, progress=progress, base=next(bases, None))
         except Exception as error:
             # The pack failed before it started; the other packs continue.
-            failed = PackReport.of(part.shard_id for part in pack.parts)
-            failed.failed.update(dict.fromkeys(failed.shards, error))
-            return failed
+            shards = {part.shard_id: ShardReport(part.shard_id) for part in pack.parts}
+            return PackReport(shards, dict.fromkeys(shards, error))
 
     try:
         # One after the other: Lance lets no two merges that insert rows commit from the same version. The
@@ -155,20 +154,6 @@ def execute_pack(
             # older SSTables of this part.
             break
     return report
-
-
-def execute_shard(
-    plan: ShardPlan,
-    storage_options: Mapping[str, str] | None = None,
-    *,
-    store: ObjectStore | None = None,
-    progress: ProgressCallback | None = None,
-) -> ShardReport:
-    """:func:`execute_pack` for one shard's part of a plan; raises if it fails."""
-    done = execute_pack(Pack((plan,)), storage_options, store=store, progress=progress)
-    for error in done.failed.values():
-        raise error
-    return done.shards[plan.shard_id]
 
 
 def _aside(store: ObjectStore, base: BaseTable, pruning: Pruning, *, with_indexes: bool) -> list[Task[None]]:

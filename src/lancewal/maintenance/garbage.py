@@ -38,6 +38,7 @@ from lancewal.storage import (
     host_clock,
     in_thread,
     layout,
+    numbered,
     ordered_map,
     sync_file_system,
 )
@@ -103,11 +104,6 @@ class ShardState:
         return cls(shard_id, infos, manifest, looks.result())
 
 
-def _below(infos: Sequence[ObjectInfo], directory: str) -> list[ObjectInfo]:
-    """The objects in ``directory``, or the symbolic link that takes its place."""
-    return [info for info in infos if info.path == directory or info.path.startswith(f"{directory}/")]
-
-
 @dataclass
 class ShardGarbage:
     """One shard during one collection: the state that the collectors of all resources share."""
@@ -156,13 +152,12 @@ class ShardGarbage:
     @cached_property
     def wal_infos(self) -> dict[int, ObjectInfo]:
         """The WAL's entries by position, ascending."""
-        return _numbered(_below(self.state.infos, layout.wal_dir(self.shard_id)), layout.parse_wal_name)
+        return numbered(self.state.infos, layout.wal_dir(self.shard_id), layout.parse_wal_name)
 
     @cached_property
     def manifest_infos(self) -> dict[int, ObjectInfo]:
         """The versions of the manifest, ascending, without the one that this collection's pruning made."""
-        infos = _below(self.state.infos, layout.manifest_dir(self.shard_id))
-        return _numbered(infos, layout.parse_manifest_name)
+        return numbered(self.state.infos, layout.manifest_dir(self.shard_id), layout.parse_manifest_name)
 
     @cached_property
     def _by_directory(self) -> dict[str, list[ObjectInfo]]:
@@ -241,13 +236,6 @@ class ShardGarbage:
 
     def kept(self, resource: Resource, name: str, reason: str) -> None:
         self.report.kept.append(Kept(resource, self.shard_id, name, reason))
-
-
-def _numbered(infos: Sequence[ObjectInfo], parse: Callable[[str], int | None]) -> dict[int, ObjectInfo]:
-    """Objects by the number in their names, ascending; others are left out."""
-    numbers = ((parse(info.path.rsplit("/", 1)[-1]), info) for info in infos)
-    found = {number: info for number, info in numbers if number is not None}
-    return dict(sorted(found.items()))
 
 
 def prune_manifest_entries(shard: ShardGarbage) -> None:

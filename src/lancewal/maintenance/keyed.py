@@ -39,7 +39,7 @@ import pyarrow.compute as pc
 
 from lancewal.base import BaseTable, fence_id, open_base, parts_id
 from lancewal.errors import LanceWalError
-from lancewal.format import SsTableEntry, TableSchema, superseded
+from lancewal.format import SsTableEntry, TableSchema, is_bytes, is_text, superseded
 from lancewal.maintenance.commits import (
     AlreadyCompactedError,
     JoinTooLargeError,
@@ -87,7 +87,7 @@ class KeyedCompaction:
         self._store = store
         self._progress = progress
         self._base = base
-        self._report = PackReport.of(part.shard_id for part in parts)
+        self._report = PackReport({part.shard_id: ShardReport(part.shard_id) for part in parts})
         # Rows that were read for a commit that has to be retried, and the base whose columns they have.
         self._read: dict[UUID, tuple[BaseTable, NewestRows]] = {}
 
@@ -164,7 +164,7 @@ class KeyedCompaction:
             shard_id: rows
             for shard_id, (read_for, rows) in self._read.items()
             if shard_id in generations
-            and rows.entries == generations[shard_id]
+            and [table.entry for table in rows.sstables] == generations[shard_id]
             and not _has_other_columns(base, read_for)
         }
         missing = {shard_id: entries for shard_id, entries in generations.items() if shard_id not in known}
@@ -190,7 +190,7 @@ class KeyedCompaction:
 
     def _merge(self, base: BaseTable, shards: Mapping[UUID, NewestRows]) -> None:
         fences = {shard_id: base.details.compacted.get(fence_id(shard_id), 0) for shard_id in shards}
-        markers = {shard_id: rows.entries[-1].generation for shard_id, rows in shards.items()}
+        markers = {shard_id: rows.sstables[-1].generation for shard_id, rows in shards.items()}
         changed: Counter[str] = Counter()
         commits = 0
         sizes: Counter[UUID] = Counter()
@@ -221,7 +221,7 @@ class KeyedCompaction:
         for shard_id, rows in shards.items():
             done = ShardReport(
                 shard_id,
-                generations=[entry.generation for entry in rows.entries],
+                generations=[table.generation for table in rows.sstables],
                 rows_in=rows.rows_in,
                 rows_upserted=rows.num_rows,
                 rows_inserted=changed["num_inserted_rows"] if alone else None,
@@ -237,7 +237,7 @@ class KeyedCompaction:
         shard_id = rows.shard_id
         logger.info(
             "compacted generations %d to %d: %d rows, %d keys deleted",
-            rows.entries[0].generation,
+            rows.sstables[0].generation,
             through,
             rows.num_rows,
             rows.num_dead,
@@ -410,22 +410,15 @@ def _chunks(
     chunk: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
-        for piece in _pieces(batch, limit):
+        rows = max(1, min(batch.num_rows, limit * batch.num_rows // max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
             if chunk and size + piece.nbytes > limit:
                 yield pa.Table.from_batches(chunk, schema), False
                 chunk, size = [], 0
             chunk.append(piece)
             size += piece.nbytes
     yield pa.Table.from_batches(chunk, schema), True
-
-
-def _pieces(batch: pa.RecordBatch, limit: int) -> Iterator[pa.RecordBatch]:
-    if batch.nbytes <= limit:
-        yield batch
-        return
-    rows = max(1, limit * batch.num_rows // batch.nbytes)
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
 
 
 def _index_pays(base: BaseTable, part: _Part) -> bool:
@@ -456,25 +449,17 @@ def is_dead(names: Sequence[str], columns: Sequence[pa.Array]) -> str:
 
 def _sql_parts(name: str, type_: pa.DataType) -> str:
     column = column_name(name)
-    if _is_text(type_):
+    if is_text(type_):
         return f"cast(octet_length({column}) as string), '{_SEPARATOR}', {column}, '{_SEPARATOR}'"
-    if _is_binary(type_):
+    if is_bytes(type_):
         return f"encode({column}, 'hex'), '{_SEPARATOR}'"
     return f"cast({column} as string), '{_SEPARATOR}'"
 
 
 def _text_parts(column: pa.Array) -> list[pa.Array]:
     """The texts that the SQL of :func:`_sql_parts` computes, each without the separator after it."""
-    if _is_text(column.type):
+    if is_text(column.type):
         return [pc.binary_length(column).cast(pa.string()), column.cast(pa.string())]
-    if _is_binary(column.type):
+    if is_bytes(column.type):
         return [pa.array([value.hex() for value in column.to_pylist()], pa.string())]
     return [column.cast(pa.string())]
-
-
-def _is_text(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
-
-
-def _is_binary(type_: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(type_) or pa.types.is_large_binary(type_))

@@ -30,13 +30,12 @@ from functools import cached_property
 from typing import Any
 from uuid import UUID
 
-from lancewal.base import BaseTable, tagged_versions
+from lancewal.base import BaseTable, retained_versions, tagged_versions
 from lancewal.errors import InvalidInputError
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
     decode_record,
     encode_record,
-    parse_manifest_version,
     read_base_manifest,
 )
 from lancewal.maintenance.checkpoints import is_checkpoint_tag
@@ -230,16 +229,11 @@ class Needs:
 
     @cached_property
     def _versions(self) -> list[_Version]:
-        infos = {}
-        for info in self.store.list(layout.VERSIONS_DIR):
-            number = parse_manifest_version(info.path.rsplit("/", 1)[-1])
-            if number is not None:
-                infos[number] = info
-        numbers = sorted(infos)
-        following = [*numbers[1:], None]
+        infos = retained_versions(self.store)
+        superseded = [*(info.modified for info in infos.values()), None][1:]
         return [
-            _Version(number, infos[number].path, None if after is None else infos[after].modified)
-            for number, after in zip(numbers, following, strict=True)
+            _Version(number, info.path, after)
+            for (number, info), after in zip(infos.items(), superseded, strict=True)
         ]
 
     @cached_property

@@ -87,10 +87,6 @@ class NewestRows:
     num_rows: int
     num_dead: int
 
-    @property
-    def entries(self) -> list[SsTableEntry]:
-        return [table.entry for table in self.sstables]
-
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The live rows, in the table's current columns."""
         for table, kept, small in zip(self.sstables, self.kept, self.small, strict=True):

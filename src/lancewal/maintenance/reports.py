@@ -6,7 +6,7 @@ import enum
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -87,11 +87,6 @@ class PackReport:
     rows_deleted: int = 0
     commits: int = 0
     retries: int = 0
-
-    @classmethod
-    def of(cls, shard_ids: Iterable[UUID]) -> PackReport:
-        """An empty report for these shards."""
-        return cls({shard_id: ShardReport(shard_id) for shard_id in shard_ids})
 
     def add(self, other: PackReport) -> None:
         for shard_id, report in other.shards.items():

@@ -203,7 +203,7 @@ def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) 
     return True
 
 
-def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> tuple[bool, int, int]:
+def optimize_base(store: ObjectStore, *, indexes: bool = True) -> tuple[bool, int, int]:
     """Bring every index up to date, and join all small files.
 
     Returns whether there were indexes, and how many files were removed and added.
@@ -215,15 +215,11 @@ def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = Tru
     # A tag must not long outlive the fragments that it came with, so set its marker first.
     mark_pending(store)
     indexes = indexes and bool(open_base(store).manifest.indexes)
-    removed = added = 0
     if indexes:
         until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
-    if files:
-        (removed, added), _ = until_won(
-            "file compaction", lambda: join_files(store, open_base(store).dataset)
-        )
-        if indexes and removed:
-            until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
+    (removed, added), _ = until_won("file compaction", lambda: join_files(store, open_base(store).dataset))
+    if indexes and removed:
+        until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
     return indexes, removed, added
 
 

@@ -3,19 +3,17 @@
 from lancewal.reader.base_source import BaseSource, byte_width
 from lancewal.reader.front import Queries
 from lancewal.reader.lookup import LookupResult, asked_keys, is_one_key
-from lancewal.reader.newer import Newer
 from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.scan import Scan
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest, words_statistics
 from lancewal.reader.snapshot import Level, Snapshot, newest_first
-from lancewal.reader.source import SHARD_ID, SOURCE, Request, Source
+from lancewal.reader.source import SOURCE, Newer, Request, Source
 from lancewal.reader.sql import run_sql
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, StateReader, TableState, read_state
 from lancewal.reader.table_reader import FixedReader, MaxStaleness, TableReader, TableView
 
 __all__ = [
-    "SHARD_ID",
     "SOURCE",
     "BaseSource",
     "FixedReader",

@@ -24,7 +24,6 @@ from lancewal.index import FullTextIndex, index_of
 from lancewal.predicate import Predicate, among, sql_of
 from lancewal.reader.base_keys import KEYS_AT_A_TIME, Addresses, BaseOverlap, KeyPlaces, positions_of
 from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
-from lancewal.reader.newer import Newer
 from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.source import (
     Candidates,
@@ -32,6 +31,7 @@ from lancewal.reader.source import (
     Hits,
     Mask,
     NearestQuery,
+    Newer,
     Request,
     Rows,
     TextLevel,
@@ -42,8 +42,6 @@ from lancewal.sstable import KeyProbe, refusing
 
 #: Adding one key to a joint set costs as much as probing a second set for this many rows.
 _ROWS_PER_UNITED_KEY = 8
-
-
 #: The intended size of a batch, and the bounds for its number of rows.
 _BATCH_BYTES = 16 << 20
 _MIN_BATCH_ROWS = 1024

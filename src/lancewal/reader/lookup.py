@@ -127,8 +127,9 @@ def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source
     """The rows of the keys, level by level, each with the number of its key."""
     parts: list[_Part] = []
     unknown = np.ones(len(keys), np.bool_)
-    locator = snapshot.pruner.locate(snapshot.schema, keys.columns) if len(snapshot.groups) > 1 else None
-
+    locator = None
+    if len(snapshot.groups) > 1:
+        locator = snapshot.base_source.pruner.locate(snapshot.schema, keys.columns)
     prepared = False
 
     def ask(source: Source, asked: Mask) -> None:

@@ -19,12 +19,13 @@ from lancewal.format import ColumnSource, KeySet, TableSchema, column_sources, k
 from lancewal.index import BTreeIndex, FullTextIndex, IndexStore, Matches, index_of, search_rows
 from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows, selected
 from lancewal.predicate import Among, Compare, Condition, Every, IsNull, Predicate
-from lancewal.reader.newer import Hidden, Newer
 from lancewal.reader.source import (
     Found,
+    Hidden,
     Hits,
     Mask,
     NearestQuery,
+    Newer,
     Request,
     Rows,
     TextLevel,

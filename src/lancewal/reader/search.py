@@ -195,13 +195,13 @@ def _best_rows(
 
     Equally good rows keep the order of their levels in ``parts``.
     """
-    parts = [part for part in parts if len(part)]
+    parts = [part for part in parts if len(part.rows)]
     shown = pa.schema([*(snapshot.schema.plain.field(name) for name in columns), (value_name, pa.float32())])
     if not parts:
         return no_rows(shown)
     values = np.concatenate([part.values for part in parts])
     order = np.argsort(-values if largest_first else values, kind="stable")[:k]
-    owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    owners = np.repeat(np.arange(len(parts)), [len(part.rows) for part in parts])
     rows = np.concatenate([part.rows for part in parts])
     places = [np.flatnonzero(owners[order] == number) for number in range(len(parts))]
     chosen = [

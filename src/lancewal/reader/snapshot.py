@@ -1,22 +1,26 @@
-"""Snapshot: the levels of a table at one moment, in the order of their age."""
+"""Snapshot: the levels of a table at one moment, newest first, each with what newer levels hide in it.
+
+SSTables do not change, so the hidden rows of each set of SSTables are kept in the process's cache. Rows in
+memory change with every put, so each read compares their keys with those of each SSTable.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeVar
 from uuid import UUID
 
+import pyarrow as pa
+
 from lancewal.base import BaseTable
-from lancewal.format import ShardIdentity, ShardManifest, TableSchema
+from lancewal.format import KeySet, ShardIdentity, ShardManifest, TableSchema, superseded
 from lancewal.reader.base_source import BaseSource
-from lancewal.reader.newer import Newer, NewerThanBase, merged
-from lancewal.reader.pruning import ShardPruner
-from lancewal.reader.source import ShardLevel, Source
+from lancewal.reader.source import Hidden, Newer, ShardLevel, Source
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.sstable import KeyProbe
-from lancewal.storage import ordered_map
+from lancewal.storage import Shelf, lazy_property, ordered_map
 
 R = TypeVar("R")
 #: A level, and the keys and rows of newer levels that hide its rows.
@@ -26,6 +30,10 @@ _REMOTE_READERS = 64
 #: How many levels are read in parallel whatever their size, and how many bytes more levels may hold.
 _LEVELS_AT_ONCE = 4
 _AHEAD_BYTES = 128 << 20
+
+#: By the identities of SSTables, newest first.
+_hidden: Shelf[tuple[Hashable, ...], list[Hidden]] = Shelf()
+_keys: Shelf[tuple[Hashable, ...], KeySet] = Shelf()
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,6 @@ class Snapshot:
     def schema(self) -> TableSchema:
         return self.base.schema
 
-    @property
-    def pruner(self) -> ShardPruner:
-        return self.base_source.pruner
-
     @cached_property
     def groups(self) -> list[tuple[ShardIdentity, list[ShardLevel]]]:
         """Groups of levels that may hold versions of the same keys, newest first; groups share no key.
@@ -75,10 +79,13 @@ class Snapshot:
         :func:`newest_first`. Each group has the identity of one of its shards.
         """
         filled = {shard.manifest.identity: shard for shard in self.shards if shard.sources}
-        return [
-            (group[0], _in_order([filled[identity] for identity in group]))
-            for group in self.pruner.key_groups(list(filled))
-        ]
+        groups = []
+        for group in self.base_source.pruner.key_groups(list(filled)):
+            levels = [(shard.shard_id, source) for shard in group for source in filled[shard].sources]
+            if len(group) > 1:  # the levels of a single shard are in this order already
+                levels.sort(key=lambda level: newest_first(level[1].in_memory, level[1].generation, level[0]))
+            groups.append((group[0], [source for _, source in levels]))
+        return groups
 
     def newest_levels_first(self) -> list[Source]:
         """Every level, ordered so that the first level with a key has its newest version."""
@@ -97,7 +104,7 @@ class Snapshot:
         for _, group in self.groups:
             # Without a primary key no row replaces another.
             if self.schema.primary_key:
-                yield from merged(group, self._key_readers)
+                yield from _merged(group, self._key_readers)
             else:
                 yield from ((source, Newer()) for source in group)
 
@@ -105,7 +112,7 @@ class Snapshot:
     def newer_than_base(self) -> Newer:
         """The keys of all levels above the base."""
         levels = [level for _, group in self.groups for level in group] if self.schema.primary_key else []
-        return NewerThanBase(levels, self._key_readers)
+        return _NewerThanBase(levels, self._key_readers)
 
     def ask_levels(self, ask: Callable[[Source, Newer], R], levels: Iterable[Level] | None = None) -> list[R]:
         """The answers of all levels, or of ``levels``, newest level first."""
@@ -135,15 +142,6 @@ class Snapshot:
         return _REMOTE_READERS if self.is_remote else 1
 
 
-def _in_order(shards: Sequence[ShardSnapshot]) -> list[ShardLevel]:
-    """The levels of some shards, newest first; the levels of a single shard already are."""
-    if len(shards) == 1:
-        return list(shards[0].sources)
-    levels = [(shard.shard_id, source) for shard in shards for source in shard.sources]
-    levels.sort(key=lambda level: newest_first(level[1].in_memory, level[1].generation, level[0]))
-    return [source for _, source in levels]
-
-
 def newest_first(in_memory: bool, generation: int, shard_id: UUID) -> tuple[bool, int, UUID]:
     """A sort key for the levels of several shards that may hold versions of one key.
 
@@ -154,3 +152,75 @@ def newest_first(in_memory: bool, generation: int, shard_id: UUID) -> tuple[bool
     of one shard are certainly in the order of their puts.)
     """
     return not in_memory, -generation, shard_id
+
+
+def _merged(levels: Sequence[ShardLevel], readers: int) -> Iterator[Level]:
+    """Levels that may hold versions of the same keys, newest first, each with what is newer than it.
+
+    Levels in memory come first. Reads and comparisons happen only when the level that needs them is
+    requested. ``readers`` is how many SSTables may be read at a time.
+    """
+    memory, flushed = _split(levels)
+    hidden: list[Hidden] = []
+    for place, level in enumerate(memory):
+        if place < 2:
+            # Probing one key set, which grows with its MemTable, is cheaper than comparing all keys.
+            yield level, Newer([above.keys() for above in memory[:place]])
+        else:
+            hidden = hidden or _hide(memory, readers)
+            yield level, Newer(hidden=hidden[place])
+    in_memory = [KeySet.union(level.keys() for level in memory)] if flushed else []
+    for place, level in enumerate(flushed):
+        if place == 1:
+            hidden = _hidden.get_or_make(
+                _identities(flushed),
+                lambda: _hide(flushed, readers),
+                lambda made: sum(each.nbytes for each in made),
+            )
+        yield level, Newer(in_memory, hidden[place] if place else None)
+
+
+class _NewerThanBase(Newer):
+    """The keys of all levels above the base, collected on first use."""
+
+    def __init__(self, levels: Sequence[ShardLevel], readers: int) -> None:
+        super().__init__()
+        self._levels = levels
+        self._readers = readers
+
+    @lazy_property
+    def keys(self) -> list[KeySet]:
+        memory, flushed = _split(self._levels)
+        sets = [_keys_of(flushed, self._readers), KeySet.union(level.keys() for level in memory)]
+        return [keys for keys in sets if len(keys)]
+
+    @lazy_property
+    def levels(self) -> list[KeySet]:
+        found = ordered_map(lambda level: level.keys(), self._levels, self._readers)
+        return [keys for keys in found if len(keys)]
+
+
+def _split(levels: Sequence[ShardLevel]) -> tuple[list[ShardLevel], list[ShardLevel]]:
+    """The levels in memory, and the SSTables."""
+    return [each for each in levels if each.in_memory], [each for each in levels if not each.in_memory]
+
+
+def _keys_of(flushed: Sequence[ShardLevel], readers: int) -> KeySet:
+    if len(flushed) < 2:
+        return flushed[0].keys() if flushed else KeySet.empty()
+    return _keys.get_or_make(
+        _identities(flushed), lambda: KeySet.of(_key_values(flushed, readers)), lambda keys: keys.nbytes
+    )
+
+
+def _hide(levels: Sequence[ShardLevel], readers: int) -> list[Hidden]:
+    masks = superseded(list(_key_values(levels, readers)))
+    return [level.hide(mask) for level, mask in zip(levels, masks, strict=True)]
+
+
+def _key_values(levels: Sequence[ShardLevel], readers: int) -> Iterator[pa.Array]:
+    return ordered_map(lambda level: level.key_values(), levels, readers)
+
+
+def _identities(flushed: Sequence[ShardLevel]) -> tuple[Hashable, ...]:
+    return tuple(level.identity for level in flushed)

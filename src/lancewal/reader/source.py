@@ -1,13 +1,13 @@
 """Source: one level of a table, which is a MemTable or log tail, an SSTable, or the base table.
 
 All levels have the same interface. A level leaves out rows that a newer version in the level itself
-replaces, and rows whose keys a newer level has (:mod:`lancewal.reader.newer`).
+replaces, and rows whose keys a newer level has (:class:`Newer`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 from uuid import UUID
@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lancewal.format import TableSchema, refuse_added
+from lancewal.format import KeySet, TableSchema, refuse_added
 from lancewal.index import CorpusStatistics, FullTextParams, Metric, Vector
 from lancewal.predicate import Predicate
-from lancewal.reader.newer import KeyedLevel, Newer
 from lancewal.sstable import KeyProbe
+from lancewal.storage import lazy_property
 
 Rows = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -80,8 +80,66 @@ class Source(Protocol):
         """How the rows are read and filtered."""
 
 
-class ShardLevel(Source, KeyedLevel, Protocol):
-    """A level above the base."""
+class ShardLevel(Source, Protocol):
+    """A level above the base. Its keys, including those of deletes, hide rows of older levels."""
+
+    @property
+    def identity(self) -> Hashable:
+        """The cache key for what is known about the keys of an SSTable; ``None`` for rows in memory."""
+
+    def keys(self) -> KeySet:
+        """All keys of the level, independent of any filter."""
+
+    def key_values(self) -> pa.Array:
+        """The key of every row that may be visible, in the type of the table's key."""
+
+    def hide(self, superseded: Mask) -> Hidden:
+        """The hidden rows of the level; ``superseded`` marks keys of :meth:`key_values`."""
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A mask of the rows of a level that newer levels hide (``None``: none), and the number of live rows."""
+
+    rows: Mask | None
+    live: int
+
+    @property
+    def nbytes(self) -> int:
+        return 0 if self.rows is None else self.rows.nbytes
+
+
+@dataclass(eq=False)
+class Newer:
+    """What newer levels hide in one level: rows that are known to be hidden, and keys that hide others."""
+
+    key_sets: Sequence[KeySet] = ()
+    hidden: Hidden | None = None
+
+    @property
+    def hidden_rows(self) -> Mask | None:
+        """A mask of the rows that are known to be hidden; ``None`` if there are none."""
+        return None if self.hidden is None else self.hidden.rows
+
+    @lazy_property
+    def keys(self) -> list[KeySet]:
+        """The non-empty key sets, which must be probed one by one."""
+        return [keys for keys in self.key_sets if len(keys)]
+
+    @lazy_property
+    def levels(self) -> list[KeySet]:
+        """The non-empty key set of each newer level."""
+        return self.keys
+
+    def __len__(self) -> int:
+        """An upper bound of the number of keys."""
+        return sum(map(len, self.keys))
+
+    def contains(self, keys: pa.Array) -> Mask:
+        found = np.zeros(len(keys), np.bool_)
+        for each in self.keys:
+            found |= each.contains(keys)
+        return found
 
 
 @dataclass(frozen=True)
@@ -224,9 +282,6 @@ class Hits:
             sure = k + superseded
             wanted = min(4 * wanted, sure if wanted < sure else rows, rows)
         return cls.none(source)
-
-    def __len__(self) -> int:
-        return len(self.rows)
 
 
 @dataclass

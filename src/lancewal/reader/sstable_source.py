@@ -13,13 +13,14 @@ from lancewal.format import TOMBSTONE, KeySet, TableSchema, key_values, numbers
 from lancewal.index import FullTextIndex, search_rows
 from lancewal.predicate import Predicate, sql_of
 from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
-from lancewal.reader.newer import Hidden, Newer
 from lancewal.reader.source import (
     Candidates,
     Found,
+    Hidden,
     Hits,
     Mask,
     NearestQuery,
+    Newer,
     Request,
     Rows,
     TextLevel,
@@ -47,6 +48,8 @@ class SsTableSource:
         self.name = f"sstable:{sstable.generation}"
         self.shard_id = sstable.shard_id
         self.generation = sstable.generation
+        #: The size of its rows in memory; ``None`` if Lance wrote the SSTable.
+        self.num_bytes = sstable.entry.in_memory_bytes
 
     def shown_as(self, schema: TableSchema) -> SsTableSource:
         """The same SSTable for a reader that sees the columns of ``schema``."""
@@ -111,11 +114,6 @@ class SsTableSource:
 
     def open_for(self, keys: KeyProbe) -> None:
         self._sstable.open_for(keys)
-
-    @property
-    def num_bytes(self) -> int | None:
-        """The size of its rows in memory; ``None`` if Lance wrote the SSTable."""
-        return self._sstable.entry.in_memory_bytes
 
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
         def take(offsets: Rows) -> tuple[pa.Table, Mask]:

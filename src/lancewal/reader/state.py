@@ -162,7 +162,7 @@ class ShardReader:
 
     def __init__(self, store: ObjectStore, shard_id: UUID, *, live_writers: bool = True) -> None:
         self._store = store
-        self._shard_id = shard_id
+        self.shard_id = shard_id
         self._live_writers = live_writers
         # Locally each probe of a version costs the same, so they go one by one. Remote probes go in parallel.
         self._manifests = ShardManifestStore(
@@ -187,13 +187,9 @@ class ShardReader:
         reader._is_newest = False
         return reader
 
-    @property
-    def shard_id(self) -> UUID:
-        return self._shard_id
-
     @cached_property
     def _tail(self) -> ShardTail:
-        return ShardTail(self._store, self._shard_id)
+        return ShardTail(self._store, self.shard_id)
 
     def read(self) -> ShardPlace | None:
         """Steps 1 and 2, up to the second read of the manifest; ``None`` for a shard without a manifest."""
@@ -224,7 +220,7 @@ class ShardReader:
                 return replace(place, manifest=newest)
             place = ShardPlace(newest, self._tail.find_end(newest), read_at=place.read_at)
         raise ConflictError(
-            f"shard {self._shard_id} was flushed {_ATTEMPTS} times while its state was read; read again "
+            f"shard {self.shard_id} was flushed {_ATTEMPTS} times while its state was read; read again "
             "when less is going on"
         )
 
@@ -263,7 +259,7 @@ class ShardReader:
 
     def _live_rows(self) -> tuple[tuple[MemTableView, ...], int]:
         """The MemTables of the shard's writer in this process, oldest first, and its epoch."""
-        writer = live_writer(self._store.uri, self._shard_id) if self._live_writers else None
+        writer = live_writer(self._store.uri, self.shard_id) if self._live_writers else None
         if writer is None:
             return (), 0
         try:
@@ -278,11 +274,11 @@ class ShardReader:
         held = held_generation(base, self._store, place.manifest)
         reached = held
         # In a copied table neither the marker nor the announcement is about this shard.
-        if base.details.compacted and held == base.compacted_generation(self._shard_id):
-            reached = max(held, base.announced_generation(self._shard_id))
+        if base.details.compacted and held == base.compacted_generation(self.shard_id):
+            reached = max(held, base.announced_generation(self.shard_id))
         if reached >= place.manifest.current_generation:
             raise SnapshotMovedError(
-                f"shard {self._shard_id} was compacted up to generation {reached}, "
+                f"shard {self.shard_id} was compacted up to generation {reached}, "
                 f"read at generation {place.manifest.current_generation}"
             )
         return held
@@ -303,7 +299,7 @@ class ShardReader:
         if not place.wal_range:
             return []
         tail = self._tail.load(place.manifest, place.wal_end, base.schema)
-        check_rows_in_log(base, self._store, self._shard_id, tail.written_for)
+        check_rows_in_log(base, self._store, self.shard_id, tail.written_for)
         return self._tail.sources(tail, place.manifest, base.schema)
 
     def _flushed(self, manifest: ShardManifest, held: int, base: BaseTable) -> list[SsTableSource]:
@@ -314,14 +310,14 @@ class ShardReader:
             if entry.generation > held:
                 source = None if known is None else known.get(entry.path)
                 if source is None:
-                    source = SsTableSource(SsTable.open(self._store, self._shard_id, entry), base.schema)
+                    source = SsTableSource(SsTable.open(self._store, self.shard_id, entry), base.schema)
                 elif source.schema is not base.schema:
                     source = source.shown_as(base.schema)
                 opened[entry.path] = source
         # SSTables that no reader needs any more are released with the old dictionary.
         self._sstables = opened
         if self._is_newest and (known is None or known.keys() != opened.keys()):
-            keep_sstables(self._store, self._shard_id, opened.keys())
+            keep_sstables(self._store, self.shard_id, opened.keys())
         return list(opened.values())
 
 

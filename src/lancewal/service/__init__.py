@@ -8,11 +8,9 @@ from lancewal.service.owners import (
     look_at_clock,
     look_at_owners,
     owners_in,
-    storage_time,
 )
 from lancewal.service.presence import Presence, open_owned, presence_at
 from lancewal.service.requests import (
-    adopt_by_owners,
     delete_through_owners,
     flush_one_through_owner,
     flush_through_owners,
@@ -27,7 +25,6 @@ __all__ = [
     "Owner",
     "Presence",
     "TakeOver",
-    "adopt_by_owners",
     "checked_take_over",
     "delete_through_owners",
     "duties_in",
@@ -45,5 +42,4 @@ __all__ = [
     "publish_through_owners",
     "read_duties",
     "seal_through_owner",
-    "storage_time",
 ]

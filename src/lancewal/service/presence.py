@@ -28,8 +28,8 @@ from lancewal.service.owners import (
     wait_until_gone,
 )
 from lancewal.shard import ShardManifestStore
-from lancewal.storage import ObjectStore, both, in_forked_child, in_thread, layout, span
-from lancewal.writer import ShardWriter, Worker
+from lancewal.storage import ObjectStore, Worker, both, in_forked_child, in_thread, layout, span
+from lancewal.writer import ShardWriter
 
 logger = logging.getLogger(__name__)
 

@@ -491,10 +491,7 @@ def _carried_out(
 
 
 def _flush(writer: ShardWriter, shard: UUID) -> Answer:
-    before = writer.stats().memtable_flush_rows
-    writer.force_seal_active()
-    writer.wait_for_flush_drain()
-    return {"rows": writer.stats().memtable_flush_rows - before}
+    return {"rows": writer.flush()}
 
 
 def _clean_up(presence: Presence, store: ObjectStore, infos: Sequence[ObjectInfo]) -> None:

@@ -61,6 +61,7 @@ from lancewal.storage import (
     check_process,
     in_thread,
     layout,
+    numbered,
     ordered_map,
 )
 
@@ -167,10 +168,9 @@ class WatchedTip:
 
 def retained_positions(store: ObjectStore, shard_id: UUID) -> list[int]:
     """List every position that has an entry, in ascending order."""
-    names = (info.path.rsplit("/", 1)[-1] for info in store.list(layout.wal_dir(shard_id)))
-    found = (layout.parse_wal_name(name) for name in names)
-    first = layout.FIRST_WAL_POSITION
-    return sorted(position for position in found if position is not None and position >= first)
+    directory = layout.wal_dir(shard_id)
+    found = numbered(store.list(directory), directory, layout.parse_wal_name)
+    return [position for position in found if position >= layout.FIRST_WAL_POSITION]
 
 
 def missing_positions(positions: Sequence[int], start: int) -> Iterator[range]:

@@ -42,6 +42,7 @@ from lancewal.storage import (
     boot_time,
     both,
     layout,
+    numbered,
     ordered_map,
 )
 
@@ -119,13 +120,7 @@ class ShardManifestStore:
 
         A version never changes, so it is cached.
         """
-        directory = f"{layout.manifest_dir(self.shard_id)}/"
-        versions = {
-            version: info
-            for info in infos
-            if info.path.startswith(directory)
-            and (version := layout.parse_manifest_name(info.path.removeprefix(directory))) is not None
-        }
+        versions = numbered(infos, layout.manifest_dir(self.shard_id), layout.parse_manifest_name)
         if not versions:
             return self.read_latest()
         newest = max(versions)
@@ -473,6 +468,5 @@ class ShardManifestStore:
         return self._store.head(layout.manifest_file(self.shard_id, version)) is not None
 
     def _listed_version(self) -> int | None:
-        infos = self._store.list(layout.manifest_dir(self.shard_id))
-        versions = (layout.parse_manifest_name(info.path.rsplit("/", 1)[-1]) for info in infos)
-        return max((version for version in versions if version is not None), default=None)
+        directory = layout.manifest_dir(self.shard_id)
+        return max(numbered(self._store.list(directory), directory, layout.parse_manifest_name), default=None)

@@ -35,9 +35,10 @@ from lancewal.base import (
     find_manifest,
     lance_errors,
     manifest_info,
+    retained_versions,
 )
 from lancewal.errors import DifferentHistoryError, InvalidInputError, NotInitializedError, StorageError
-from lancewal.format import ShardManifest, SsTableEntry, WalEntry, parse_manifest_version
+from lancewal.format import ShardManifest, SsTableEntry, WalEntry
 from lancewal.shard import ShardManifestStore, WalTailer
 from lancewal.sstable.opened import open_sstable
 from lancewal.storage import ObjectStore, Shelf, layout
@@ -46,7 +47,6 @@ logger = logging.getLogger(__name__)
 
 #: One object for each time that a user decided to keep the rows of an earlier table.
 _TAKEN_OVER_DIR = f"{layout.OWN_DIR}/taken_over"
-_VERSIONS_DIR = "_versions"
 #: How many versions between two MemWAL indexes are searched for changes.
 _MOST_BETWEEN = 64
 
@@ -291,8 +291,7 @@ def _is_of_earlier_table(
 
 
 def _find_copy(store: ObjectStore) -> Copy | None:
-    names = (info.path.rsplit("/", 1)[-1] for info in store.list(_VERSIONS_DIR))
-    first = min((v for v in map(parse_manifest_version, names) if v is not None), default=1)
+    first = min(retained_versions(store), default=1)
     if first == 1:
         # Nothing can have been compacted yet.
         return None

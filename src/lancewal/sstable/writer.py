@@ -46,7 +46,6 @@ _UPLOAD_BYTES = 8 << 20
 _PARTS_BYTES = 64 << 20
 #: The memory of all uploads of this process together.
 _uploads = Room(128 << 20)
-_VERSIONS_DIR = "_versions"
 _TRANSACTIONS_DIR = "_transactions"
 
 
@@ -136,15 +135,15 @@ def _upload(
     so the files are compared with ``expected``.
     """
     names = {info.path.removeprefix(f"{directory}/"): info.size for info in local.list(directory)}
-    versions = [name for name in names if name.startswith(f"{_VERSIONS_DIR}/")]
+    versions = [name for name in names if name.startswith(f"{layout.VERSIONS_DIR}/")]
     newest = newest_manifest_name(name.partition("/")[2] for name in versions)
     lost = [part for part, size in expected.items() if not _is_there(names, part, size)]
     if newest is None or lost:
         raise StorageError(
             f"files of an SSTable were lost in the directory for temporary files, {local.uri}, before they "
-            f"were uploaded: {', '.join(lost) or _VERSIONS_DIR}; does anybody delete files there?"
+            f"were uploaded: {', '.join(lost) or layout.VERSIONS_DIR}; does anybody delete files there?"
         )
-    left_out = {*versions} - {f"{_VERSIONS_DIR}/{newest[0]}"}
+    left_out = {*versions} - {f"{layout.VERSIONS_DIR}/{newest[0]}"}
     kept = [n for n in names if n not in left_out and not n.startswith(f"{_TRANSACTIONS_DIR}/")]
 
     def copy(name: str) -> None:

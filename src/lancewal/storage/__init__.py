@@ -1,7 +1,7 @@
 """Object storage and the layout of its paths: the only access to stored bytes."""
 
 from lancewal.storage import layout
-from lancewal.storage.backend import DELETED_AT_ONCE, ObjectInfo
+from lancewal.storage.backend import DELETED_AT_ONCE, ObjectInfo, numbered
 from lancewal.storage.cache import Cache, Lease, Shelf, lance_cache_bytes, process_cache
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostClock, boot_time, host_clock
 from lancewal.storage.forks import check_process, in_forked_child, is_forked, note_use
@@ -13,6 +13,7 @@ from lancewal.storage.parallel import (
     Crew,
     Room,
     Task,
+    Worker,
     both,
     in_thread,
     lazy_property,
@@ -45,6 +46,7 @@ __all__ = [
     "RowMemory",
     "Shelf",
     "Task",
+    "Worker",
     "boot_time",
     "both",
     "check_process",
@@ -59,6 +61,7 @@ __all__ = [
     "lazy_property",
     "memory_bytes",
     "note_use",
+    "numbered",
     "observe_all",
     "ordered_map",
     "process_cache",

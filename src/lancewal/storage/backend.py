@@ -9,7 +9,7 @@ import builtins
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol, TypeVar
@@ -30,6 +30,22 @@ class ObjectInfo:
     path: str
     size: int
     modified: datetime
+
+
+def numbered(
+    infos: Iterable[ObjectInfo], directory: str, parse: Callable[[str], int | None]
+) -> dict[int, ObjectInfo]:
+    """The objects in ``directory`` by the number that ``parse`` finds in their names, ascending.
+
+    Objects elsewhere, and those without a number, are left out.
+    """
+    found = {}
+    for info in infos:
+        parent, _, name = info.path.rpartition("/")
+        number = parse(name) if parent == directory else None
+        if number is not None:
+            found[number] = info
+    return dict(sorted(found.items()))
 
 
 class TransientError(StorageError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import _thread
 import atexit
+import logging
 import threading
 import time
 from collections import deque
@@ -26,6 +27,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from lancewal.storage.forks import is_forked
 from lancewal.storage.tracing import in_this_trace
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -261,6 +264,104 @@ def both(first: Callable[[], R], second: Callable[[], T], *, at_once: bool) -> t
         # Even if the first call fails, nothing may still be running when the caller continues.
         other.wait()
     return mine, other.result()
+
+
+class Worker:
+    """A background thread that runs ``step`` whenever it is kicked, and can always be stopped.
+
+    ``step`` returns how long to sleep at most (``None``: until the next kick). The worker logs an error
+    in ``step`` and goes on: one failing job must not strand the others.
+    The thread starts with the first kick, so a writer that needs no worker has no thread.
+    """
+
+    def __init__(self, name: str, step: Callable[[], float | None], retry_seconds: float = 1.0) -> None:
+        self._name = name
+        self._step = step
+        self._retry_seconds = retry_seconds
+        # Locked until the next kick. A bare lock, because an interrupt in the middle of Event.set
+        # would leave the worker asleep for good.
+        self._asleep = threading.Lock()
+        self._asleep.acquire()
+        self.stopping = False
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._over = False
+        self._ended = Bell()
+
+    def kick(self) -> None:
+        """Wake the worker now, and start its thread if none is running."""
+        self._wake()
+        if self._thread is None or self._over:
+            self._start()
+
+    def kick_for_later(self) -> bool:
+        """Kick for work that is already accepted; ``False`` if no thread can be started.
+
+        A missing thread must not fail whoever brought the work, such as the put of some rows. The next kick
+        tries again.
+        """
+        try:
+            self.kick()
+        except RuntimeError as error:
+            logger.warning("%s: %s; the next kick tries again", self._name, error)
+            return False
+        return True
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Let the running step finish, then end the thread. Safe to call twice and from the worker itself."""
+        with self._lock:
+            self.stopping = True
+            thread = self._thread
+        self._wake()
+        if thread is None or thread is threading.current_thread():
+            return
+        if self._ended.wait_for(lambda: self._over, timeout):
+            with suppress(RuntimeError):  # the work ran in another thread: this one never started
+                thread.join(timeout)
+
+    def _wake(self) -> None:
+        if self._asleep.locked():
+            with suppress(RuntimeError):  # another thread woke it first
+                self._asleep.release()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._over and not self.stopping:
+                # An interrupt ended the thread outside of a step, where nothing catches it.
+                self._thread, self._over = None, False
+            if self._thread is not None or self.stopping:
+                return
+            # A daemon thread: a process that exits without close() must not hang here. It loses
+            # nothing, because all acknowledged rows are in the WAL.
+            thread = threading.Thread(target=lambda: self._run(thread), name=self._name, daemon=True)
+            start_thread(thread)
+            # Set only now: if the start failed or was interrupted, the next kick tries again.
+            self._thread = thread
+
+    def _run(self, thread: threading.Thread) -> None:
+        with self._lock:
+            if self._thread is not thread:
+                return  # its start was interrupted
+        try:
+            self._work()
+        finally:
+            self._over = True
+            self._ended.ring()
+
+    def _work(self) -> None:
+        while not self.stopping:
+            self._asleep.acquire(blocking=False)
+            try:
+                sleep = run_in_background(self._step)
+            except BaseException:
+                # BaseException, because a panic in native code is not an Exception. If the thread ended,
+                # threads that wait for its work would wait for ever.
+                logger.exception("%s: a step failed; going on", self._name)
+                sleep = self._retry_seconds
+            if not self.stopping:
+                self._asleep.acquire(
+                    timeout=-1 if sleep is None else min(max(sleep, 0.0), threading.TIMEOUT_MAX)
+                )
 
 
 class Crew:

@@ -187,7 +187,7 @@ class RemoteBackend:
             return call()
         except BaseException as error:
             if isinstance(error, FileNotFoundError):
-                failure = self._missing(action, path, error)
+                failure = self._missing(action, path)
             elif isinstance(error, (BaseError, ValueError)) or is_panic(error):
                 failure = self._failure(action, path, error)
             else:
@@ -195,7 +195,7 @@ class RemoteBackend:
         # Raised here, outside of the handler, so that no traceback shows the original's text.
         raise failure
 
-    def _missing(self, action: str, path: str, error: FileNotFoundError) -> Exception:
+    def _missing(self, action: str, path: str) -> Exception:
         if action in ("create", "write"):
             return StorageError(
                 f"cannot {action} {path!r} in {self._uri}: its bucket or container does not exist"

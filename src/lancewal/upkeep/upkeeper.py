@@ -9,10 +9,9 @@ from types import TracebackType
 from typing import Any
 
 from lancewal.maintenance import UpkeepSettings, process_totals
-from lancewal.storage import is_forked
+from lancewal.storage import Worker, is_forked
 from lancewal.upkeep.plan import Work
 from lancewal.upkeep.rounds import TaskOutcome, Upkeep, UpkeepReport
-from lancewal.writer import Worker
 
 logger = logging.getLogger(__name__)
 

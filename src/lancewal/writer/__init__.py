@@ -10,7 +10,6 @@ from lancewal.writer.drain import (
     seal_shard,
     unseal_shard,
 )
-from lancewal.writer.flush import Worker
 from lancewal.writer.intake import Cast, Intake, is_condition
 from lancewal.writer.matching import Find, Matching
 from lancewal.writer.modes import InMemoryMemTables, MemTableStats
@@ -24,7 +23,6 @@ from lancewal.writer.put_ids import RETRY_WINDOW
 from lancewal.writer.rows import (
     as_batches,
     is_key_sequence,
-    is_row,
     is_stream,
     is_tabular,
     new_table_of,
@@ -50,7 +48,6 @@ __all__ = [
     "TableWriteResult",
     "TableWriter",
     "WalStats",
-    "Worker",
     "WriteResult",
     "WriteStats",
     "WriteStatsSnapshot",
@@ -60,7 +57,6 @@ __all__ = [
     "flush_shards",
     "is_condition",
     "is_key_sequence",
-    "is_row",
     "is_stream",
     "is_tabular",
     "live_writer",

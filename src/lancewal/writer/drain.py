@@ -25,7 +25,7 @@ from lancewal.shard import (
     has_unflushed_rows,
 )
 from lancewal.sstable import copied_marker
-from lancewal.storage import ObjectStore, Room, both, layout, ordered_map
+from lancewal.storage import ObjectStore, Room, both, layout, numbered, ordered_map
 from lancewal.writer.open import live_writer, open_shard_writer
 
 #: How much of a log a drain holds in memory by default; a single entry may be larger.
@@ -62,10 +62,7 @@ def flush_shard(
     shard_id = manifest.shard_id
     writer = live_writer(base.uri, shard_id)
     if writer is not None and writer.epoch >= manifest.writer_epoch:
-        before = writer.stats().memtable_flush_rows
-        writer.force_seal_active()
-        writer.wait_for_flush_drain()
-        return writer.stats().memtable_flush_rows - before
+        return writer.flush()
     if budget is not None:
         with budget.for_log_of(shard_id):
             # The shard's writer may have flushed during the wait.
@@ -172,11 +169,12 @@ class DrainBudget:
 
 def unflushed_bytes(store: ObjectStore, shard_id: UUID) -> int:
     """The total size of the WAL entries that no SSTable covers."""
-    manifest, entries = both(
+    directory = layout.wal_dir(shard_id)
+    manifest, infos = both(
         ShardManifestStore(store, shard_id).read_latest,
-        lambda: store.list(layout.wal_dir(shard_id)),
+        lambda: store.list(directory),
         at_once=not store.is_local,
     )
     start = first_unsettled(manifest)
-    positions = ((layout.parse_wal_name(entry.path.rsplit("/", 1)[-1]), entry.size) for entry in entries)
-    return sum(size for position, size in positions if position is not None and position >= start)
+    entries = numbered(infos, directory, layout.parse_wal_name)
+    return sum(info.size for position, info in entries.items() if position >= start)

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +18,7 @@ from lancewal.index import IndexSpec
 from lancewal.memtable import MemTable
 from lancewal.shard import WalAppender
 from lancewal.sstable import write_sstable
-from lancewal.storage import Bell, ObjectStore, in_thread, run_in_background, span, start_thread
+from lancewal.storage import Bell, ObjectStore, Worker, in_thread, span
 from lancewal.writer.backlog import Backlog
 from lancewal.writer.group_commit import CommitLog
 from lancewal.writer.state import WriterState, WriteStats, fresh_copy
@@ -30,107 +29,6 @@ FIRST_RETRY_SECONDS = 0.2
 MAX_RETRY_SECONDS = 30.0
 #: How often ``close`` tries the last flushes; after that the rows stay in the WAL.
 CLOSE_ATTEMPTS = 3
-
-
-class Worker:
-    """A background thread that runs ``step`` whenever it is kicked, and can always be stopped.
-
-    ``step`` returns how long to sleep at most (``None``: until the next kick). The worker logs an error
-    in ``step`` and goes on: one failing job must not strand the others.
-    The thread starts with the first kick, so a writer that needs no worker has no thread.
-    """
-
-    def __init__(self, name: str, step: Callable[[], float | None], retry_seconds: float = 1.0) -> None:
-        self._name = name
-        self._step = step
-        self._retry_seconds = retry_seconds
-        # Locked until the next kick. A bare lock, because an interrupt in the middle of Event.set
-        # would leave the worker asleep for good.
-        self._asleep = threading.Lock()
-        self._asleep.acquire()
-        self._stopping = False
-        self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._over = False
-        self._ended = Bell()
-
-    @property
-    def stopping(self) -> bool:
-        return self._stopping
-
-    def kick(self) -> None:
-        """Wake the worker now, and start its thread if none is running."""
-        self._wake()
-        if self._thread is None or self._over:
-            self._start()
-
-    def kick_for_later(self) -> bool:
-        """Kick for rows that are already accepted; ``False`` if no thread can be started.
-
-        A missing thread must not fail the put of these rows. The next put tries again.
-        """
-        try:
-            self.kick()
-        except RuntimeError as error:
-            logger.warning("%s: %s; the next put tries again", self._name, error)
-            return False
-        return True
-
-    def stop(self, timeout: float | None = None) -> None:
-        """Let the running step finish, then end the thread. Safe to call twice and from the worker itself."""
-        with self._lock:
-            self._stopping = True
-            thread = self._thread
-        self._wake()
-        if thread is None or thread is threading.current_thread():
-            return
-        if self._ended.wait_for(lambda: self._over, timeout):
-            with suppress(RuntimeError):  # the work ran in another thread: this one never started
-                thread.join(timeout)
-
-    def _wake(self) -> None:
-        if self._asleep.locked():
-            with suppress(RuntimeError):  # another thread woke it first
-                self._asleep.release()
-
-    def _start(self) -> None:
-        with self._lock:
-            if self._over and not self._stopping:
-                # An interrupt ended the thread outside of a step, where nothing catches it.
-                self._thread, self._over = None, False
-            if self._thread is not None or self._stopping:
-                return
-            # A daemon thread: a process that exits without close() must not hang here. It loses
-            # nothing, because all acknowledged rows are in the WAL.
-            thread = threading.Thread(target=lambda: self._run(thread), name=self._name, daemon=True)
-            start_thread(thread)
-            # Set only now: if the start failed or was interrupted, the next kick tries again.
-            self._thread = thread
-
-    def _run(self, thread: threading.Thread) -> None:
-        with self._lock:
-            if self._thread is not thread:
-                return  # its start was interrupted
-        try:
-            self._work()
-        finally:
-            self._over = True
-            self._ended.ring()
-
-    def _work(self) -> None:
-        while not self._stopping:
-            self._asleep.acquire(blocking=False)
-            try:
-                sleep = run_in_background(self._step)
-            except BaseException:
-                # BaseException, because a panic in native code is not an Exception. If the thread ended,
-                # threads that wait for its work would wait for ever.
-                logger.exception("%s: a step failed; going on", self._name)
-                sleep = self._retry_seconds
-            if not self._stopping:
-                self._asleep.acquire(
-                    timeout=-1 if sleep is None else min(max(sleep, 0.0), threading.TIMEOUT_MAX)
-                )
 
 
 class WalFlushWorker:
@@ -319,15 +217,15 @@ class FlushQueue:
         self._after_flush()
         self._changed.ring()
         seconds = time.perf_counter() - started
-        self._stats.add(
-            memtable_flush_count=1, memtable_flush_time=seconds, memtable_flush_rows=memtable.row_count
-        )
         logger.info(
             "flushed generation %d: %d rows in %.3f s",
             memtable.generation,
             memtable.row_count,
             seconds,
             extra=self._context(memtable),
+        )
+        self._stats.add(
+            memtable_flush_count=1, memtable_flush_time=seconds, memtable_flush_rows=memtable.row_count
         )
         self._state.note_change()
 

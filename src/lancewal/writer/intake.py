@@ -33,6 +33,9 @@ from lancewal.format import (
     has_wide_values,
     in_place,
     is_json,
+    is_text,
+    same_kind,
+    same_values,
     with_dictionary_in_place,
     without_field_ids,
     without_null_words,
@@ -40,7 +43,6 @@ from lancewal.format import (
 from lancewal.index import IndexSpec
 from lancewal.predicate import Predicate
 from lancewal.sstable import check_storable, needs_present_structs, present_values, refuse_null_structs
-from lancewal.writer.kinds import is_text, same_kind, same_values
 from lancewal.writer.rows import as_batches, is_key_sequence, is_row, is_tabular, key_sequence
 
 #: A slice keeps its whole parent in memory; if that wastes more than this, the slice is copied.

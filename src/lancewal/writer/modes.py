@@ -18,9 +18,9 @@ from lancewal.format import WalEntry
 from lancewal.index import IndexSpec, IndexStore
 from lancewal.memtable import MemTable, MemTableView
 from lancewal.shard import WalAppender
-from lancewal.storage import ObjectStore, layout, row_memory
+from lancewal.storage import ObjectStore, Worker, layout, row_memory
 from lancewal.writer.backlog import Backlog
-from lancewal.writer.flush import CLOSE_ATTEMPTS, FlushQueue, Worker
+from lancewal.writer.flush import CLOSE_ATTEMPTS, FlushQueue
 from lancewal.writer.group_commit import CommitLog, Put
 from lancewal.writer.state import WriterState, WriteStats
 
@@ -78,6 +78,8 @@ class MemTableMode:
         self._state = state
         self._stats = stats
         claimed = appender.claimed
+        generation = claimed.current_generation if claimed else layout.FIRST_GENERATION
+        self._active = self._new_memtable(generation, 0)
         #: How far compaction is behind.
         self.backlog = Backlog(config.slowdown_sstables, config.stop_sstables)
         if claimed is not None:
@@ -102,8 +104,6 @@ class MemTableMode:
         self._unindexed_since: float | None = None
         #: The value of ``unflushed_bytes`` after the last insert. Flushes may have lowered it since then.
         self.bytes_at_last_put = 0
-        generation = claimed.current_generation if claimed else layout.FIRST_GENERATION
-        self._active = self._new_memtable(generation, 0)
 
     def _new_memtable(self, generation: int, first_position: int) -> MemTable:
         return MemTable(

@@ -65,14 +65,14 @@ class WriterRegistry:
         self._opened: list[tuple[_Key, weakref.ref[ShardWriter], WriteStats]] = []
         self._stats_of_gone: dict[_Key, WriteStatsSnapshot] = {}
 
-    def add(self, table_uri: str, writer: ShardWriter) -> None:
-        """Register ``writer``, and make it the live writer of its shard unless another has a newer epoch."""
+    def add(self, table_uri: str, writer: ShardWriter, stats: WriteStats) -> None:
+        """Make ``writer`` the live writer of its shard unless another has a newer epoch; keep ``stats``."""
         key = (table_uri.rstrip("/"), writer.shard_id)
         with self._lock:
             present = self._live.get(key)
             if writer.config.enable_memtable and (present is None or present.epoch < writer.epoch):
                 self._live[key] = writer
-            self._opened.append((key, weakref.ref(writer), writer.stats_handle))
+            self._opened.append((key, weakref.ref(writer), stats))
             if len(self._opened) > _FOLD_AFTER:
                 self._fold()
 
@@ -176,41 +176,45 @@ def open_shard_writer(
         claimed=claimed,
         keep_metadata=True,
     )
-    state, stats = WriterState(shard, appender.epoch, base.uri), WriteStats()
-    mode: WriteMode
+    replay = Replay(
+        appender,
+        WalTailer(
+            store,
+            shard,
+            read_ahead=REPLAY_READ_AHEAD,
+            manifest_scan_batch_size=config.manifest_scan_batch_size,
+        ),
+    )
+    entries, first, kept = replay.entries(), None, base
+    if config.enable_memtable and len(replay.range):
+        kept, first = both(
+            lambda: _columns_to_keep(base, store), lambda: next(entries, None), at_once=not store.is_local
+        )
     adapter: Adapter | None = None
-    replay = _replay_of(config, store, appender)
-    put_ids = PutIds(partial(_earlier_put_ids, store, appender, replay, read=config.enable_memtable))
+    if kept is not base:
+        adapter = Adapter(kept.schema, base.version)
+        specs = adapter.indexes(specs)
+    state, stats = WriterState(shard, appender.epoch, base.uri), WriteStats()
+    log = CommitLog(appender, state, stats, config.max_wal_buffer_size, base_version=kept.version)
+    mode: WriteMode
     if config.enable_memtable:
-        entries = replay.entries()
-        kept, first = base, None
-        if len(replay.range):
-            kept, first = both(
-                lambda: _columns_to_keep(base, store), lambda: next(entries, None), at_once=not store.is_local
-            )
-        if kept is not base:
-            adapter = Adapter(kept.schema, base.version)
-            specs = adapter.indexes(specs)
-        log = CommitLog(appender, state, stats, config.max_wal_buffer_size, base_version=kept.version)
         mode = MemTableMode(config, kept, specs, store, appender, log, state, stats)
         try:
             to_load = chain(() if first is None else (first,), entries)
             with span("lancewal.replay", state.trace) as current:
-                _run_replay(kept, store, replay, to_load, appender, mode, stats)
-                replayed = stats.snapshot()
-                current.note(entries=replayed.replayed_entries, rows=replayed.replayed_rows)
-            _lift_generations(kept, store, appender, mode)
+                number, rows = _run_replay(kept, store, replay, to_load, appender, mode, stats)
+                current.note(entries=number, rows=rows)
         except BaseException:
             state.close()
             mode.stop()
             raise
     else:
-        log = CommitLog(appender, state, stats, config.max_wal_buffer_size, base_version=base.version)
         mode = WalOnlyMode(log, state)
+    put_ids = PutIds(partial(_earlier_put_ids, store, appender, replay, read=config.enable_memtable))
     for tag in replay.put_ids:
         put_ids.note(tag)
     writer = ShardWriter(config, intake, appender, log, mode, state, stats, adapter, put_ids)
-    _registry.add(base.uri, writer)
+    _registry.add(base.uri, writer, stats)
     logger.info("opened writer", extra=state.context)
     return writer
 
@@ -242,16 +246,6 @@ def _columns_to_keep(base: BaseTable, store: ObjectStore) -> BaseTable:
     newest = replace(newest, schema=newest.schema.without_blobs)
     same = newest.schema.columns.equals(base.schema.columns, check_metadata=True)
     return base if same and not newest.schema.replaced_since(base.version) else newest
-
-
-def _replay_of(config: ShardWriterConfig, store: ObjectStore, appender: WalAppender) -> Replay:
-    tailer = WalTailer(
-        store,
-        appender.shard_id,
-        read_ahead=REPLAY_READ_AHEAD,
-        manifest_scan_batch_size=config.manifest_scan_batch_size,
-    )
-    return Replay(appender, tailer)
 
 
 def _earlier_put_ids(
@@ -292,8 +286,11 @@ def _run_replay(
     appender: WalAppender,
     mode: MemTableMode,
     stats: WriteStats,
-) -> None:
-    """Load the settled range of the WAL; flushes early, where that is safe, to stay within memory limits."""
+) -> tuple[int, int]:
+    """Load the settled range of the WAL; returns how many entries and rows it had.
+
+    Flushes early, where that is safe, to stay within memory limits.
+    """
     started = time.perf_counter()
     appender.seed_next_position(replay.next_position)
     entries = rows = 0
@@ -317,12 +314,9 @@ def _run_replay(
             time.perf_counter() - started,
             extra={"shard": str(appender.shard_id), "epoch": appender.epoch, "position": replay.range.stop},
         )
-
-
-def _lift_generations(base: BaseTable, store: ObjectStore, appender: WalAppender, mode: MemTableMode) -> None:
-    """In a copied table, continue above the generations that the original table's markers cover."""
     claimed = appender.claimed
-    marker = 0 if claimed is None else copied_marker(base, store, claimed)
-    if marker:
+    if claimed is not None and (marker := copied_marker(base, store, claimed)):
+        # In a copied table, continue above the generations that the original table's markers cover.
         mode.flush_replayed()
         mode.continue_at(lift(appender.manifests, appender.epoch, marker).current_generation)
+    return entries, rows

@@ -23,8 +23,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import CastRefusedError, are_whole, exactly, is_json
-from lancewal.writer.kinds import UTC_NAMES, changes_clock, is_bytes, is_float_list, is_text, same_kind
+from lancewal.format import (
+    UTC_NAMES,
+    CastRefusedError,
+    are_whole,
+    changes_clock,
+    exactly,
+    is_bytes,
+    is_float_list,
+    is_json,
+    is_text,
+    same_kind,
+)
 
 #: Types that hold several keys, besides columns of pandas and polars.
 _SEQUENCES = (list, tuple, range, Set, pa.Array, pa.ChunkedArray, np.ndarray)

@@ -418,7 +418,7 @@ class ShardWriter:
     def force_seal_active(self) -> None:
         """Freeze the active MemTable and queue it for flush; does nothing when it is empty."""
         self._state.check_usable()
-        self.check_fenced()
+        self._appender.check_fenced()
         self._mode.seal_active()
 
     def tend(self) -> None:
@@ -428,6 +428,13 @@ class ShardWriter:
         self._mode.seal_if_old()
         if self._mode.backlog.behind and self._brake.look():
             self._state.note_change()
+
+    def flush(self) -> int:
+        """Flush all rows in memory, and wait until they are published; returns how many rows were flushed."""
+        before = self.stats().memtable_flush_rows
+        self.force_seal_active()
+        self.wait_for_flush_drain()
+        return self.stats().memtable_flush_rows - before
 
     def wait_for_flush_drain(self) -> None:
         """Wait until every frozen MemTable is published; raises if a flush fails during the wait."""
@@ -449,8 +456,7 @@ class ShardWriter:
         puts do not get what ``commit`` raised, but an error that says that a new writer takes their rows.
         """
         with self._inserting:
-            self.force_seal_active()
-            self.wait_for_flush_drain()
+            self.flush()
             prepare()
             with self._backpressure.held_back():
                 self._state.check_usable()

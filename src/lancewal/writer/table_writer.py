@@ -267,11 +267,6 @@ class TableWriter:
 
     def flush(self) -> None:
         """Flush the MemTables of all shards that got rows, and wait until they are published."""
-
-        def flush(writer: ShardWriter) -> None:
-            writer.force_seal_active()
-            writer.wait_for_flush_drain()
-
         self._refuse_if_closed()
         call = threading.Lock()
         try:
@@ -279,7 +274,7 @@ class TableWriter:
                 self._under_way.enter(call)
                 self._refuse_if_closed()
                 writers = self.shard_writers
-                _, failed = self._run({shard: partial(flush, writer) for shard, writer in writers.items()})
+                _, failed = self._run({shard: writer.flush for shard, writer in writers.items()})
         finally:
             self._under_way.leave(call)
         if failed:

@@ -4,7 +4,7 @@ import ctypes
 import queue
 import threading
 
-from lancewal.writer.flush import Worker
+from lancewal.storage import Worker
 from tests.patience import PATIENCE, wait_until
 
 

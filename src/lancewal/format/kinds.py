@@ -82,6 +82,7 @@ def is_float_list(type_: pa.DataType) -> bool:
 
 
 def is_list(type_: pa.DataType) -> bool:
+    """Whether values are lists, of any number of items or of a fixed one."""
     return _is_list(type_) or bool(_types.is_fixed_size_list(type_))
 
 
