@@ -255,6 +255,24 @@ def pointer_by_hand(
     return appender, pointer, appender.append_pointer(pointer.tags())
 
 
+def test_an_entry_in_an_emptied_slot_before_a_pointer_came_in_the_feed(
+    table: lancewal.Table, store: ObjectStore
+) -> None:
+    with table.writer() as writer:
+        writer.put(rows(0, 3))
+    shard = the_shard(table)
+    (first, *_) = WalTailer(store, shard).entries()
+    _, _, pointer = pointer_by_hand(store, shard, ("00000000_gen_1",))
+    with table.writer() as writer:
+        writer.put(rows(10, 3))
+    written = encode_entry(entry_schema(first.batches[0].schema, 1, 1), first.batches)
+    _collect(table, range(layout.FIRST_WAL_POSITION, pointer))
+    (Path(table.uri) / layout.wal_entry(shard, pointer - 1)).write_bytes(written)
+    feed = ChangeFeed.open(table.uri)
+    with pytest.raises(WalTruncatedError):
+        next(feed.changes({shard: pointer - 1}, feed.latest()))
+
+
 def list_sstables(appender: WalAppender, found: list[Staged], position: int) -> None:
     entries = [each.entry for each in found]
     appender.manifests.commit_update(appender.epoch, lambda m: publish._listing(m, entries, position))

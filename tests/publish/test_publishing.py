@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import lance
 import pyarrow as pa
@@ -30,8 +30,9 @@ from lancewal.format.shard_manifest import ShardManifest
 from lancewal.publish import publishing as publish
 from lancewal.publish import staging
 from lancewal.publish.feed import ChangeFeed
+from lancewal.publish.sstable_pointers import confirmation_tags
 from lancewal.publish.staging import STAGED_DELETION_AGE, Staged, Stager, is_staged
-from lancewal.publish.transactions import Run, Transaction, TransactionLog, Unsettled
+from lancewal.publish.transactions import TRANSACTIONS_DIR, Run, Transaction, TransactionLog, Unsettled
 from lancewal.reader import TableReader
 from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.discovery import discover_manifests
@@ -674,11 +675,50 @@ def test_a_loser_of_a_finished_transaction_does_not_fence_the_writer_that_came_a
 
 
 @pytest.mark.parametrize("collected", [False, True])
-@pytest.mark.parametrize("retained", [False, True])
+@pytest.mark.parametrize("behind", ["rows", "a pointer", "another claim's sentinel"])
 def test_an_entry_in_an_emptied_slot_passed_for_the_write_of_its_job(
-    keyed: ObjectStore, retained: bool, collected: bool
+    keyed: ObjectStore, behind: str, collected: bool
 ) -> None:
-    """A task that stood still dropped its entry where nobody replays it. Seed 542 of the simulator."""
+    """A task that stood still dropped its entry where nobody replays it. Seeds 542 and 123157."""
+    base, transaction = base_of(keyed), Transaction("app", 0)
+    batch = batch_of(base, 0, 10)
+    ((shard, part), *_) = ShardRouter.for_table(base.details, base.schema).route(stored(base, batch))
+    publish.begin_append(keyed, transaction)
+    shard.create(keyed)
+    stalled = WalAppender.open(keyed, shard.shard_id, shard.spec_id, keep_metadata=True)
+    data = stalled.encode([part], tags=transaction.tags)
+    position = stalled.next_position_hint
+    if behind != "rows":
+        successor = WalAppender.open(keyed, shard.shard_id, shard.spec_id)
+        if behind == "a pointer":
+            successor.append_pointer(confirmation_tags("0" * 16))
+    for start in (10, 20):
+        with lancewal.open(keyed.uri).writer() as writer:
+            writer.put(batch_of(base, start, 10))
+    (record,) = empty(keyed, shard.shard_id, position)
+    assert f".emptied.{shard.shard_id}." in record
+    keyed.put_if_absent(layout.wal_entry(shard.shard_id, position), data)
+    if collected:
+        # The collection of the stray must not leave a proof of it.
+        assert empty(keyed, shard.shard_id, position) == []
+    written = appended(keyed, batch, transaction)
+    assert not any(each.skipped for each in written)
+    assert content(keyed) == expected((0, 30))
+    late = [publish.append_transaction(keyed, shard, [part], transaction)]
+    assert all(each.skipped for each in late)
+
+
+def empty(store: ObjectStore, shard_id: UUID, position: int) -> list[str]:
+    """Collect the entries up to a position, as garbage collection does; returns what it recorded."""
+    recorded = Unsettled.read(store).preserve(shard_id, positions=range(1, position + 1))
+    store.delete_many([layout.wal_entry(shard_id, each) for each in range(1, position + 1)])
+    return recorded
+
+
+@pytest.mark.parametrize("finder", ["the next run", "another collection"])
+def test_a_slot_was_emptied_and_filled_again_after_the_records_were_read(
+    keyed: ObjectStore, finder: str
+) -> None:
     base, transaction = base_of(keyed), Transaction("app", 0)
     batch = batch_of(base, 0, 10)
     ((shard, part), *_) = ShardRouter.for_table(base.details, base.schema).route(stored(base, batch))
@@ -690,19 +730,41 @@ def test_an_entry_in_an_emptied_slot_passed_for_the_write_of_its_job(
     for start in (10, 20):
         with lancewal.open(keyed.uri).writer() as writer:
             writer.put(batch_of(base, start, 10))
-    positions = [info.path for info in keyed.list(layout.wal_dir(shard.shard_id))]
-    keyed.delete_many([slot] if retained else positions[:-1])
-    keyed.put_if_absent(slot, data)
-    if collected:
-        # The collection of the stray must not leave a proof of it.
-        unsettled = Unsettled.read(keyed)
-        assert unsettled.preserve(shard.shard_id, positions=range(1, stalled.next_position_hint + 1)) == []
-        keyed.delete(slot)
-    written = appended(keyed, batch, transaction)
+    faulty = FaultyStore(keyed)
+
+    def empty_and_fill() -> None:
+        empty(keyed, shard.shard_id, 1)
+        keyed.put_if_absent(slot, data)
+
+    faulty.faults.before("get", empty_and_fill, where="/wal/")
+    if finder == "the next run":
+        written = appended(faulty, batch, transaction)
+    else:
+        Unsettled.read(faulty).preserve(shard.shard_id, positions=range(1, 2))
+        assert not TransactionLog(keyed, transaction).read().marks
+        written = appended(keyed, batch, transaction)
     assert not any(each.skipped for each in written)
     assert content(keyed) == expected((0, 30))
-    late = [publish.append_transaction(keyed, shard, [part], transaction)]
-    assert all(each.skipped for each in late)
+
+
+def test_records_of_emptied_slots_do_not_pile_up_while_a_job_is_away(keyed: ObjectStore) -> None:
+    shard_id, transaction = uuid4(), Transaction("app", 0)
+    log = TransactionLog(keyed, transaction)
+    log.start(Run(0, floors={shard_id: 1}))
+    for end in (5, 9, 9, 7, 12, 20):
+        Unsettled.read(keyed).preserve(shard_id, positions=range(1, end))
+    history = log.read()
+    assert history.emptied == {(0, shard_id): [12, 20]}
+    assert history.proven_from(0, shard_id) == 20
+    assert history.proven_from(0, uuid4()) == 1
+    log.finish()
+    assert log.read().emptied == {}
+    later = TransactionLog(keyed, Transaction("app", 1))
+    later.start(Run(1, floors={}))
+    later.finish()
+    left = [info.path.rpartition("/")[2] for info in keyed.list(TRANSACTIONS_DIR)]
+    assert left
+    assert all(name.startswith(f"{1:020d}.") for name in left)
 
 
 @pytest.mark.parametrize("stalls", ["before the claim", "before the pointer"])

@@ -65,7 +65,7 @@ def _told(totals: Totals, given: argparse.Namespace) -> int:
     else:
         print(json.dumps(totals.plain(), indent=1))
     if given.store:
-        report.store("simulation", page(totals))
+        report.store("simulation", page(totals, int(given.seeds.split(":")[0])))
     return 1 if totals.failures else 0
 
 

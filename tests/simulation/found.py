@@ -23,4 +23,5 @@ FOUND = {
     98646: "a successor settled an entry between two looks of its writer, and the row was denied",
     99405: "after a write that was held up for an hour a leader waited half an hour for company",
     99503: "the same, with a flush behind it",
+    123157: "a stray before a pointer passed for the write of its job, and a collection marked it as written",
 }

@@ -36,7 +36,8 @@ _TEXT = [
 ]
 
 
-def page(totals: Totals) -> dict[str, Any]:
+def page(totals: Totals, first: int = 1) -> dict[str, Any]:
+    """What the worlds of the seeds from ``first`` on came to."""
     return {
         "title": "A simulator: one seed decides everything",
         "text": [*_TEXT, *_progress(totals), *_failed(totals)],
@@ -68,7 +69,7 @@ def page(totals: Totals) -> dict[str, Any]:
                 "items": [f"{seed}: {what}" for seed, what in FOUND.items()],
             }
         ],
-        "command": f"python -m tests.simulation 1:{totals.worlds + 1} --processes 2 --store",
+        "command": f"python -m tests.simulation {first}:{first + totals.worlds} --processes 2 --store",
     }
 
 

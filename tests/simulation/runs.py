@@ -137,6 +137,10 @@ def _failure(plan: Plan, templates: Path, directory: Path) -> tuple[str | None, 
 def explain(seed: int, templates: Path, directory: Path, *, steps: int = 60) -> str:
     """Of a seed that fails: the smallest world that does, how to run both again, and its last steps."""
     plan = plan_of(seed)
+    with quiet():
+        again, _ = _failure(plan, templates, directory)
+    if again is None:  # the last look at a world has the machine's clock, which may have stood still
+        return f"seed {seed} failed, and does not when it is run again: {plan.command()}"
     best, error, trace = shrunk(plan, templates, directory)
     lines = [
         f"seed {seed} fails; again: {plan.command()}",

@@ -189,6 +189,14 @@ def test_how_far_a_run_came_that_was_stopped(tmp_path: Path) -> None:
     assert 0 < told["steps"] < whole.steps
 
 
+def test_a_seed_that_does_not_fail_again_ended_a_run(templates: Path, tmp_path: Path) -> None:
+    assert explain(3, templates, tmp_path / "table").startswith("seed 3 failed, and does not when it is run")
+
+
+def test_the_page_names_the_seeds_of_its_run() -> None:
+    assert page(Totals(worlds=9), 101)["command"].startswith("python -m tests.simulation 101:110 ")
+
+
 def test_the_page_tells_what_a_run_lacks_and_which_worlds_failed() -> None:
     known = min(FOUND)
     failures = [{"seed": seed, "error": "", "plan": ""} for seed in (known, 5)]

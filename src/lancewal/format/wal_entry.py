@@ -72,6 +72,11 @@ class WalEntry:
     base_version: int | None = None
 
     @property
+    def fence(self) -> bool:
+        """Whether it is the sentinel of a claim, not a pointer, which has tags."""
+        return self.sentinel and not self.tags
+
+    @property
     def num_rows(self) -> int:
         """Rows of all batches, tombstones included."""
         return sum(batch.num_rows for batch in self.batches)
@@ -91,6 +96,8 @@ class EntryHeader:
     writer_epoch: int
     generation: int | None
     sentinel: bool
+    #: Whether it is the sentinel of a claim, not a pointer, which has tags.
+    fence: bool
 
 
 def entry_schema(
@@ -267,10 +274,12 @@ def _parse_header(metadata: Mapping[bytes, bytes], corrupt: _Corrupt) -> EntryHe
     if epoch is None:
         raise corrupt("its schema metadata has no writer_epoch")
     generation = metadata.get(GENERATION_KEY)
+    sentinel = metadata.get(SENTINEL_KEY) == b"true"
     return EntryHeader(
         _decimal(epoch, "writer_epoch", corrupt),
         None if generation is None else _decimal(generation, "generation", corrupt),
-        metadata.get(SENTINEL_KEY) == b"true",
+        sentinel,
+        sentinel and not any(key.startswith(_TAG_PREFIX) for key in metadata),
     )
 
 

@@ -438,10 +438,16 @@ def _earlier_write(
         for run in runs:
             if not listed.isdisjoint(run.sstables.get(shard_id, ())):
                 return _Earlier(run.run_id)
-        start = max(first, min((run.floor(shard_id) for run in runs if run.floors is not None), default=end))
+        floor = min((run.floor(shard_id) for run in runs if run.floors is not None), default=end)
+        start = max(first, floor, history.proven_from(transaction.version, shard_id))
         try:
             entry = find_entry(store, shard_id, transaction, start, end)
-            return None if entry is None else _Earlier(position=entry.position)
+            if entry is None:
+                return None
+            # Its slot may have been emptied, and filled again, after the records were read.
+            history = log.read()
+            if history.proven_from(transaction.version, shard_id) <= entry.position:
+                return _Earlier(position=entry.position)
         except WalTruncatedError:
             first = first_readable(store, shard_id, ShardManifestStore(store, shard_id).read_latest())
             if first <= start:

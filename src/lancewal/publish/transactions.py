@@ -7,6 +7,9 @@ For each application there is::
     _mem_wal/_lancewal/transactions/{digest of the application id}/
         {version}.started.{run}     a run of this version is about to write; what it will leave
         {version}.shard.{shard}     a shard has the version; written before its proof is removed
+        {version}.emptied.{shard}.{position}
+                                    entries of a shard below the position are removed, and none of them is a
+                                    proof of the version; written before they are
         {version}.done              all shards of this version, and all versions before, are written
 
 A run writes its ``started`` record before anything else, and ``done`` after all shards. The
@@ -14,6 +17,11 @@ proof that one shard has a version is part of the shard itself: the tagged WAL e
 the SSTables in its manifest. Code that removes such a proof calls :meth:`Unsettled.preserve`
 first, which leaves a ``shard`` record if the version is not done yet. So between
 ``started`` and ``done`` the proof is always found, however long the application was away.
+
+An entry proves nothing if a stalled run wrote it into a slot that garbage collection had emptied:
+that run was superseded, and nobody replays the entry. Nothing about the entry itself tells, so
+``emptied`` records do. Whoever has found an entry reads them again, and believes the entry if none
+of them is above its position: then its slot was never emptied before.
 
 Only the newest version is kept, so the records of an application are bounded by its shards.
 """
@@ -25,13 +33,14 @@ import logging
 import re
 import secrets
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from uuid import UUID, uuid4
 
 from lancewal.errors import InvalidInputError, LanceWalError
 from lancewal.format import WalEntry, decode_record, encode_record, reading_record
-from lancewal.shard import ShardManifestStore, WalTailer, first_readable, is_flushed, may_follow
+from lancewal.shard import WalTailer
 from lancewal.storage import ObjectStore, layout
 
 logger = logging.getLogger(__name__)
@@ -41,7 +50,9 @@ TRANSACTIONS_DIR = f"{layout.OWN_DIR}/transactions"
 TRANSACTION_TAG = "transaction"
 
 _MAX_VERSION = (1 << 63) - 1
-_NAME = re.compile(r"(\d{20})\.(done|started|shard)(?:\.([0-9a-f-]+))?")
+_NAME = re.compile(r"(\d{20})\.(done|started|shard|emptied)(?:\.([0-9a-f-]+))?(?:\.(\d{20}))?")
+#: So many ``emptied`` records of a shard stay. A listing beside a collection may miss the newest one.
+_EMPTIED_KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -132,16 +143,22 @@ class Run:
 class History:
     """What the records of an application say.
 
-    ``done`` is the newest version that is written in full, -1 if there is none. ``runs`` and ``marks`` are
-    those of later versions. ``marks`` gives, by version and shard, the run that wrote it.
+    ``done`` is the newest version that is written in full, -1 if there is none. ``runs``, ``marks`` and
+    ``emptied`` are those of later versions. ``marks`` gives, by version and shard, the run that wrote it, and
+    ``emptied`` the positions of its ``emptied`` records, ascending.
     """
 
     done: int
     runs: tuple[Run, ...]
     marks: Mapping[tuple[int, UUID], str]
+    emptied: Mapping[tuple[int, UUID], Sequence[int]]
 
     def runs_of(self, version: int) -> list[Run]:
         return [run for run in self.runs if run.version == version]
+
+    def proven_from(self, version: int, shard_id: UUID) -> int:
+        """The lowest position in a shard at which an entry proves that it has the version."""
+        return max(self.emptied.get((version, shard_id), ()), default=layout.FIRST_WAL_POSITION)
 
 
 class TransactionLog:
@@ -252,9 +269,10 @@ class Unsettled:
     that is not in it has left nothing there.
     """
 
-    def __init__(self, store: ObjectStore, runs: Iterable[tuple[str, Run]]) -> None:
+    def __init__(self, store: ObjectStore, histories: Mapping[str, History]) -> None:
+        """``histories`` by the directories of the applications."""
         self._store = store
-        self._runs = tuple(runs)
+        self._histories = histories
 
     @classmethod
     def read(cls, store: ObjectStore) -> Unsettled:
@@ -262,77 +280,88 @@ class Unsettled:
         for info in store.list(TRANSACTIONS_DIR):
             directory, _, name = info.path.rpartition("/")
             names.setdefault(directory, []).append(name)
-        runs = []
+        histories = {}
         for directory, present in names.items():
             try:
-                runs += [(directory, run) for run in _history(store, directory, present).runs]
+                history = _history(store, directory, present)
             except FileNotFoundError:
                 # A transaction was finished in the meantime, so list again. Unfinished ones are still listed.
                 return cls.read(store)
-        return cls(store, runs)
+            if history.runs:
+                histories[directory] = history
+        return cls(store, histories)
 
     def __len__(self) -> int:
-        return len(self._runs)
+        return sum(len(history.runs) for history in self._histories.values())
 
     def preserve(
         self, shard_id: UUID, *, sstables: Collection[str] = (), positions: range = range(0)
     ) -> list[str]:
         """Record the proofs that would be lost with these SSTables of a manifest and these WAL entries.
 
-        Call it before they are removed. Returns the paths of the records that were written.
-        Usually there are none, and no request is made.
+        Call it before they are removed. Of transactions that may have entries among them, but have not,
+        it records that. Returns the paths of the records that were written. Usually there are none, and
+        no request is made.
         """
-        written = []
-        for directory, run in self._runs:
-            names = run.sstables.get(shard_id, ())
-            proven = any(name in sstables for name in names)
-            if not proven and run.floors is not None and run.floor(shard_id) < positions.stop:
-                start = max(run.floor(shard_id), positions.start)
-                digest = directory.rpartition("/")[2]
-                tag = f"{digest}:{run.version}"
-                tailer = WalTailer(self._store, shard_id)
-                found = (tailer.read_entry(position) for position in range(start, positions.stop))
-                proven = any(
-                    entry is not None
-                    and not entry.sentinel
-                    and entry.tags.get(TRANSACTION_TAG) == tag
-                    and not _is_stray(self._store, entry)
-                    for entry in found
-                )
-            if proven:
-                path = f"{directory}/{run.version:020d}.shard.{shard_id}"
-                self._store.put(path, encode_record({"run": run.run_id}))
-                written.append(path)
-        return written
+        written: list[str] = []
+        for directory, history in self._histories.items():
+            for run in history.runs:
+                proven = not set(sstables).isdisjoint(run.sstables.get(shard_id, ()))
+                if not proven and run.floors is not None and run.floor(shard_id) < positions.stop:
+                    proven = self._has_proof(directory, history, run, shard_id, positions)
+                    if not proven:
+                        written += self._note_emptied(
+                            directory, history, run.version, shard_id, positions.stop
+                        )
+                if proven:
+                    path = f"{directory}/{run.version:020d}.shard.{shard_id}"
+                    self._store.put(path, encode_record({"run": run.run_id}))
+                    written.append(path)
+        return list(dict.fromkeys(written))
+
+    def _has_proof(
+        self, directory: str, history: History, run: Run, shard_id: UUID, positions: range
+    ) -> bool:
+        """Whether one of the entries proves that a run wrote the shard."""
+        tag = f"{directory.rpartition('/')[2]}:{run.version}"
+        tailer = WalTailer(self._store, shard_id)
+        start = max(run.floor(shard_id), positions.start, history.proven_from(run.version, shard_id))
+        for position in range(start, positions.stop):
+            entry = tailer.read_entry(position)
+            if entry is None or entry.sentinel or entry.tags.get(TRANSACTION_TAG) != tag:
+                continue
+            if position >= self._emptied_now(directory, run.version, shard_id):
+                return True
+        return False
+
+    def _emptied_now(self, directory: str, version: int, shard_id: UUID) -> int:
+        """The highest ``emptied`` record of a shard; another collection may have written it by now."""
+        names = [info.path.rpartition("/")[2] for info in self._store.list(directory)]
+        return max(_emptied(names).get((version, shard_id), ()), default=0)
+
+    def _note_emptied(
+        self, directory: str, history: History, version: int, shard_id: UUID, end: int
+    ) -> list[str]:
+        """Record that entries below ``end`` prove nothing, unless that is recorded."""
+        known = history.emptied.get((version, shard_id), ())
+        if end <= max(known, default=0):
+            return []
+        stem = f"{directory}/{version:020d}.emptied.{shard_id}"
+        self._store.put(f"{stem}.{end:020d}", encode_record({}))
+        self._store.delete_many([f"{stem}.{old:020d}" for old in known[: 1 - _EMPTIED_KEPT]])
+        return [f"{stem}.{end:020d}"]
 
 
 def find_entry(
     store: ObjectStore, shard_id: UUID, transaction: Transaction, start: int, end: int
 ) -> WalEntry | None:
-    """The entry of a transaction among the positions from ``start`` up to ``end`` (exclusive).
+    """The first entry of a transaction among the positions from ``start`` up to ``end`` (exclusive).
 
-    Raises :class:`WalTruncatedError` if some of them were collected; their proofs are then preserved.
+    It is a proof unless ``emptied`` records that are read afterwards say otherwise. Raises
+    :class:`WalTruncatedError` if some entries were collected; their proofs are then preserved.
     """
     entries = WalTailer(store, shard_id).entries(start, end)
-    written = (entry for entry in entries if transaction.wrote(entry))
-    return next((entry for entry in written if not _is_stray(store, entry)), None)
-
-
-def _is_stray(store: ObjectStore, entry: WalEntry) -> bool:
-    """Whether a stalled run wrote the entry into a slot that garbage collection had emptied.
-
-    That run was superseded, and nobody replays the entry, so it proves nothing. Emptied slots are at or below
-    the replay cursor. After a stray entry the log has a gap, or continues under another epoch without a
-    sentinel.
-    """
-    shard_id = entry.shard_id
-    manifest = ShardManifestStore(store, shard_id).read_latest()
-    if not is_flushed(manifest, entry.position):
-        return False
-    if first_readable(store, shard_id, manifest) > entry.position:
-        return True
-    following = WalTailer(store, shard_id).read_header(entry.position + 1)
-    return following is not None and not may_follow(entry, following)
+    return next((entry for entry in entries if transaction.wrote(entry)), None)
 
 
 def _started_name(run: Run) -> str:
@@ -340,7 +369,7 @@ def _started_name(run: Run) -> str:
 
 
 def _history(
-    store: ObjectStore, directory: str, names: Iterable[str], known: Mapping[str, Run] | None = None
+    store: ObjectStore, directory: str, names: Collection[str], known: Mapping[str, Run] | None = None
 ) -> History:
     parsed = [match for match in map(_NAME.fullmatch, names) if match]
     done = max((int(match[1]) for match in parsed if match[2] == "done"), default=-1)
@@ -348,7 +377,7 @@ def _history(
     marks: dict[tuple[int, UUID], str] = {}
     for match in parsed:
         version = int(match[1])
-        if version <= done or match[2] == "done" or match[3] is None:
+        if version <= done or match[2] in ("done", "emptied") or match[3] is None:
             continue
         if known and match[0] in known:
             runs.append(known[match[0]])
@@ -360,7 +389,18 @@ def _history(
                 runs.append(_run(version, match[3], content))
             else:
                 marks[version, UUID(match[3])] = str(content["run"])
-    return History(done, tuple(runs), marks)
+    emptied = {key: positions for key, positions in _emptied(names).items() if key[0] > done}
+    return History(done, tuple(runs), marks, emptied)
+
+
+def _emptied(names: Iterable[str]) -> dict[tuple[int, UUID], list[int]]:
+    """The positions of ``emptied`` records by version and shard, ascending; their names say all."""
+    found: dict[tuple[int, UUID], list[int]] = {}
+    for match in filter(None, map(_NAME.fullmatch, sorted(names))):
+        if match[2] == "emptied" and match[4] is not None:
+            with suppress(ValueError):  # not a shard's id: nobody of ours wrote it
+                found.setdefault((int(match[1]), UUID(match[3])), []).append(int(match[4]))
+    return found
 
 
 def _run(version: int, run_id: str, content: Mapping[str, Any]) -> Run:

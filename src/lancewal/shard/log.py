@@ -92,12 +92,12 @@ def is_flushed(manifest: ShardManifest | None, position: int, generation: int | 
 
 
 def may_follow(entry: EntryHeader | WalEntry, following: EntryHeader | WalEntry) -> bool:
-    """Whether a log can have ``following`` right after ``entry``: a new epoch begins with its sentinel.
+    """Whether a log can have ``following`` right after ``entry``: a new epoch begins with a claim's sentinel.
 
     If not, a stalled writer wrote ``entry`` into a slot that garbage collection had emptied. Such an entry
-    never counted.
+    never counted. If so, that may still have happened, where the sentinel stood behind the emptied slot.
     """
-    return following.sentinel or following.writer_epoch <= entry.writer_epoch
+    return following.fence or following.writer_epoch <= entry.writer_epoch
 
 
 def established_tip(store: ObjectStore, shard_id: UUID, manifest: ShardManifest | None) -> int:
