@@ -12,6 +12,7 @@ import pytest
 
 from bench.distant import distant_store, measured_depth
 from lancewal.errors import CorruptManifestError, InvalidInputError, WalCorruptError, WalTruncatedError
+from lancewal.format import encode_entry, entry_schema
 from lancewal.shard import WalAppender, WalTailer, tail
 from lancewal.storage import ObjectStore, layout
 from lancewal.storage.clock import RECHECK_AFTER
@@ -128,6 +129,22 @@ def test_the_header_of_a_very_wide_entry_is_read_too(memory_store: ObjectStore) 
     header = tailer_of(memory_store).read_header(1)
     assert header is not None
     assert header.generation == 4
+
+
+def test_an_entry_that_was_written_anew_after_its_listing_was_called_corrupt(
+    memory_store: ObjectStore,
+) -> None:
+    """A stalled writer filled a slot that was collected. Seed 153917."""
+    written(memory_store, 1)
+    path = layout.wal_entry(SHARD, 1)
+    info = memory_store.head(path)
+    assert info is not None
+    memory_store.delete(path)
+    wide = pa.record_batch({f"column_{number:05d}": pa.array([1]) for number in range(20)})
+    memory_store.put_if_absent(path, encode_entry(entry_schema(wide.schema, 1, 7), [wide]))
+    header = tailer_of(memory_store).read_header(1, info)
+    assert header is not None
+    assert header.generation == 7
 
 
 def test_a_damaged_header_is_refused_by_name(memory_store: ObjectStore) -> None:

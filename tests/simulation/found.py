@@ -24,4 +24,5 @@ FOUND = {
     99405: "after a write that was held up for an hour a leader waited half an hour for company",
     99503: "the same, with a flush behind it",
     123157: "a stray before a pointer passed for the write of its job, and a collection marked it as written",
+    153917: "an entry in an emptied slot, larger than the one of the listing, was called corrupt",
 }

@@ -123,15 +123,14 @@ class WalTailer:
             return None
         try:
             start = self._store.get_range(path, 0, min(info.size, _HEADER_BYTES))
+            try:
+                return decode_header(start, self._shard_id, position)
+            except WalCorruptError:
+                # The schema may not fit into the first bytes. Or the size is that of an entry that was
+                # collected, and a stalled writer has filled the slot again. So fetch the whole entry.
+                return decode_header(self._store.get(path), self._shard_id, position)
         except FileNotFoundError:
             return None
-        try:
-            return decode_header(start, self._shard_id, position)
-        except WalCorruptError:
-            if info.size <= _HEADER_BYTES:
-                raise
-            # The schema does not fit into the first bytes. That is rare, so fetch the whole entry.
-            return decode_header(self._store.get(path), self._shard_id, position)
 
     def headers(self, start: int, end: int) -> Iterator[EntryHeader | None]:
         """:meth:`read_header` of every position from ``start`` up to ``end`` (exclusive), read ahead."""
