@@ -66,6 +66,17 @@ def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
         raise StorageError(f"cannot {action}: {text}") from error
 
 
+def operation_of(dataset: lance.LanceDataset, version: int) -> object | None:
+    """What made a version, one of ``lance.LanceOperation``; ``None`` if pylance cannot say."""
+    with lance_errors(f"read the transaction of version {version} of {dataset.uri}"):
+        try:
+            transaction = dataset.read_transaction(version)
+        except TypeError:
+            # pylance 14 leaves out fields when it makes the object of a rewrite that moved the rows of an index.
+            return None
+        return None if transaction is None else transaction.operation
+
+
 def row_count(dataset: lance.LanceDataset) -> int:
     """How many rows a dataset has; reads only metadata."""
     with lance_errors(f"count the rows of {dataset.uri}"):
