@@ -14,7 +14,7 @@ from lance.lance import LanceSchema
 
 from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import PRIMARY_KEY_KEY, FieldMessage, KeyFieldMessage, TableManifestMessage
-from lancewal.storage import is_panic, scrub_error
+from lancewal.storage import is_panic, path_text, scrub_error
 
 # For a damaged file pylance raises many classes, not only storage errors.
 _FAILURES = (
@@ -72,7 +72,7 @@ def operation_of(dataset: lance.LanceDataset, version: int) -> object | None:
         try:
             transaction = dataset.read_transaction(version)
         except TypeError:
-            # pylance 14 leaves out fields when it makes the object of a rewrite that moved the rows of an index.
+            # pylance 14 cannot make the object of a rewrite that moved the rows of an index.
             return None
         return None if transaction is None else transaction.operation
 
@@ -180,4 +180,4 @@ def locate(
     if isinstance(uri, lance.LanceDataset):
         options = uri._storage_options if storage_options is None else storage_options
         return uri.uri, dict(options or {})
-    return os.fspath(uri), dict(storage_options or {})
+    return path_text(uri), dict(storage_options or {})
