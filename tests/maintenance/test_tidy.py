@@ -93,6 +93,23 @@ def test_small_files_with_deleted_rows_are_rewritten_together() -> None:
     assert Tidying.due([dead[0], File(3, 100_000, 0), *some], []).files == frozenset({0, 5, 6, 7, 8})
 
 
+def test_small_files_with_index_segments_of_their_own_could_not_be_joined(tmp_path: Path) -> None:
+    """Lance joins no files that different segments cover: upkeep tried in vain again and again."""
+    site = indexed_site(tmp_path / "table")
+    for number in range(3):
+        site.flush(rows(3000 + 5 * number, 5, prefix=f"p{number}"), [number])
+        site.compact()
+    manifest = site.base.manifest
+    assert (len(manifest.fragment_ids), len(manifest.indexes)) == (4, 8)
+    before = site.plain()
+    assert site.compact(compact_files=True).files_removed > 0
+    manifest = site.base.manifest
+    assert (len(manifest.fragment_ids), len(manifest.indexes)) == (1, 2)
+    for name in ("id_idx", "name_idx"):
+        assert manifest.covered_fragments(name) == manifest.fragment_ids
+    assert site.plain() == before
+
+
 def test_files_that_are_full_are_left_alone() -> None:
     assert not Tidying.due([File(number, 2 << 20, 0) for number in range(8)], [])
 

@@ -91,12 +91,9 @@ class Tidying:
         rewritten = joined | {file.number for file in dead}
         if len(rewritten) < _FEWEST_JOINED and all(file.rows < SMALL_FILE_ROWS for file in dead):
             rewritten = set()
-        by_name: dict[str, list[BaseIndex]] = defaultdict(list)
-        for index in indexes:
-            by_name[index.name].append(index)
         present = {file.number for file in files}
         segments = {}
-        for name, parts in by_name.items():
+        for name, parts in _segments(indexes).items():
             merged = _newest_within(parts, present, joined)
             covered = frozenset().union(*(part.fragments or () for part in parts))
             if merged > 1 or not present <= covered:
@@ -208,16 +205,16 @@ def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = Tru
 
     Returns whether there were indexes, and how many files were removed and added.
 
-    Indexes are updated first, because Lance does not join a file that an index covers with one that it does
-    not cover. They are updated again at the end, because Lance forgets how far they had caught up when files
-    are joined. Lance itself keeps the MemWAL index, which has no columns.
+    Indexes are updated first, and the segments of files that are not full are merged, because Lance does not
+    join files that different segments cover. Indexes are updated again at the end, because Lance forgets how
+    far they had caught up when files are joined. Lance itself keeps the MemWAL index, which has no columns.
     """
     # A tag must not long outlive the fragments that it came with, so set its marker first.
     mark_pending(store)
     indexes = indexes and bool(open_base(store).manifest.indexes)
     removed = added = 0
     if indexes:
-        until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
+        until_won("index optimisation", lambda: _index_all(open_base(store), joins=files))
     if files:
         (removed, added), _ = until_won(
             "file compaction", lambda: join_files(store, open_base(store).dataset)
@@ -225,6 +222,27 @@ def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = Tru
         if indexes and removed:
             until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
     return indexes, removed, added
+
+
+def _index_all(base: BaseTable, *, joins: bool) -> None:
+    """Bring every index up to date; before a join merge the newest segments of the files that are not full."""
+    dataset = copy.copy(base.dataset)
+    files = fragments_of(dataset)
+    present = {each.fragment_id for each in files}
+    open_files = {each.fragment_id for each in files if each.physical_rows < _MOST_ROWS} if joins else set()
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parts in _segments(base.manifest.indexes).items():
+        names[max(1, _newest_within(parts, present, open_files))].append(name)
+    for merged in sorted(names):
+        index_rows(dataset, num_indices_to_merge=merged, index_names=names[merged])
+
+
+def _segments(indexes: Iterable[BaseIndex]) -> Mapping[str, Sequence[BaseIndex]]:
+    """The segments of each index, oldest first."""
+    by_name: dict[str, list[BaseIndex]] = defaultdict(list)
+    for index in indexes:
+        by_name[index.name].append(index)
+    return by_name
 
 
 def join_files(store: ObjectStore, dataset: lance.LanceDataset, **how: object) -> tuple[int, int]:
