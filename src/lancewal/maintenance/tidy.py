@@ -225,7 +225,7 @@ def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = Tru
 
 
 def _index_all(base: BaseTable, *, joins: bool) -> None:
-    """Bring every index up to date; before a join merge the newest segments of the files that are not full."""
+    """Bring every index up to date; before a join merge the segments of files that are not full."""
     dataset = copy.copy(base.dataset)
     files = fragments_of(dataset)
     present = {each.fragment_id for each in files}
