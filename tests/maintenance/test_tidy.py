@@ -259,6 +259,28 @@ def test_an_index_that_fails_for_ever_kept_the_others_from_new_rows_and_files_fr
     assert manifest.covered_fragments("id_idx") == manifest.fragment_ids
 
 
+def test_an_index_that_lance_cannot_update_kept_the_others_from_new_rows_and_files_from_being_joined(
+    tmp_path: Path,
+) -> None:
+    """Lance's own error for it looks like that of a commit whose reply was lost."""
+    schema = pa.schema([*rows(0, 1).schema, pa.field("vector", pa.list_(pa.float32(), 2))])
+    dataset = lance.write_dataset(schema.empty_table(), tmp_path / "table")
+    dataset.create_scalar_index("name", "BTREE")
+    dataset.create_index("vector", "IVF_RQ", num_partitions=1)  # which takes multiples of 8 dimensions
+    site = Site.of(lance.dataset(tmp_path / "table"))
+    for number in range(3):
+        vectors = pa.array([[1.0, 2.0]] * 5, schema.field("vector").type)
+        site.flush(pa.Table.from_batches([rows(5 * number, 5)]).append_column("vector", vectors))
+        assert not site.compact().indexes_optimized
+    manifest = site.base.manifest
+    assert manifest.covered_fragments("name_idx") == manifest.fragment_ids
+    assert len(manifest.fragment_ids) == 3
+    report = site.compact(compact_files=True)
+    assert (report.indexes_optimized, report.files_removed) == (False, 3)
+    manifest = site.base.manifest
+    assert manifest.covered_fragments("name_idx") == manifest.fragment_ids
+
+
 def test_a_compaction_failed_after_its_commit_because_files_could_not_be_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

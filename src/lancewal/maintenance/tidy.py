@@ -33,7 +33,7 @@ import lance
 from lance.optimize import Compaction
 
 from lancewal.base import BaseTable, fragments_of, lance_errors, manifest_info, open_base
-from lancewal.errors import LanceWalError, StorageError
+from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import MEM_WAL_INDEX_NAME, BaseIndex
 from lancewal.maintenance.append_only import mark_pending, unmarked_tags
 from lancewal.maintenance.commits import LostRaceError, commit_errors, crash_point, until_won
@@ -189,7 +189,8 @@ def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) 
     """Bring these indexes up to date, in one commit if possible; returns whether all are."""
     try:
         index_rows(dataset, num_indices_to_merge=merged, index_names=names)
-    except StorageError as error:
+    except (StorageError, OutcomeUnknownError) as error:
+        # Lance says no more of an index that it cannot update than of a commit whose reply was lost.
         if len(names) > 1:
             # Otherwise one index that always fails would keep the others from being updated, and files from
             # being joined.
@@ -203,7 +204,8 @@ def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) 
 def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = True) -> tuple[bool, int, int]:
     """Bring every index up to date, and join all small files.
 
-    Returns whether there were indexes, and how many files were removed and added.
+    Returns whether there are indexes and all are up to date, and how many files were removed and added. An
+    index that cannot be brought up to date keeps neither the others nor the files.
 
     Indexes are updated first, and the segments of files that are not full are merged, because Lance does not
     join files that different segments cover. Indexes are updated again at the end, because Lance forgets how
@@ -211,21 +213,24 @@ def optimize_base(store: ObjectStore, *, indexes: bool = True, files: bool = Tru
     """
     # A tag must not long outlive the fragments that it came with, so set its marker first.
     mark_pending(store)
-    indexes = indexes and bool(open_base(store).manifest.indexes)
+    up_to_date = has_indexes = indexes and bool(open_base(store).manifest.indexes)
     removed = added = 0
-    if indexes:
-        until_won("index optimisation", lambda: _index_all(open_base(store), joins=files))
+    if has_indexes:
+        up_to_date, _ = until_won("index optimisation", lambda: _index_all(open_base(store), joins=files))
     if files:
         (removed, added), _ = until_won(
             "file compaction", lambda: join_files(store, open_base(store).dataset)
         )
-        if indexes and removed:
-            until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
-    return indexes, removed, added
+        if has_indexes and removed:
+            up_to_date, _ = until_won("index optimisation", lambda: _index_all(open_base(store), joins=False))
+    return up_to_date, removed, added
 
 
-def _index_all(base: BaseTable, *, joins: bool) -> None:
-    """Bring every index up to date; before a join merge the segments of files that are not full."""
+def _index_all(base: BaseTable, *, joins: bool) -> bool:
+    """Bring every index up to date, before a join with the segments of files that are not full as one.
+
+    Returns whether all are up to date.
+    """
     dataset = copy.copy(base.dataset)
     files = fragments_of(dataset)
     present = {each.fragment_id for each in files}
@@ -233,8 +238,8 @@ def _index_all(base: BaseTable, *, joins: bool) -> None:
     names: dict[int, list[str]] = defaultdict(list)
     for name, parts in _segments(base.manifest.indexes).items():
         names[max(1, _newest_within(parts, present, open_files))].append(name)
-    for merged in sorted(names):
-        index_rows(dataset, num_indices_to_merge=merged, index_names=names[merged])
+    done = [_index_each(dataset, merged, names[merged]) for merged in sorted(names)]
+    return all(done)
 
 
 def _segments(indexes: Iterable[BaseIndex]) -> Mapping[str, Sequence[BaseIndex]]:
