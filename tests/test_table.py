@@ -24,6 +24,7 @@ from lancewal.errors import (
     SealedShardError,
 )
 from lancewal.format.shard_manifest import ShardStatus
+from lancewal.maintenance import Retention
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore, layout
 from lancewal.table import Table
@@ -62,6 +63,29 @@ def test_open_refuses_a_table_that_is_not_initialised(tmp_path: Path) -> None:
 def test_open_refuses_what_is_no_table(tmp_path: Path) -> None:
     with pytest.raises(InvalidInputError, match="no Lance table"):
         lancewal.open(tmp_path / "t")
+
+
+@pytest.mark.parametrize("address", [None, 3, b"t"])
+def test_an_address_that_is_none_was_a_type_error(address: Any, table: Table) -> None:
+    for call in (lancewal.open, lancewal.initialize, lancewal.uninitialize, table.backup):
+        with pytest.raises(InvalidInputError, match="is no address"):
+            call(address)
+    with pytest.raises(InvalidInputError, match="is no address"):
+        lancewal.create(address, [{"id": 1}])
+
+
+def test_settings_and_ages_of_another_kind_were_type_errors(table: Table) -> None:
+    for call in (table.writer, table.flush):
+        with pytest.raises(InvalidInputError, match="a ShardWriterConfig, not"):
+            call({"durable_write": False})  # type: ignore[arg-type]
+    wrong: list[Any] = [5, timedelta.max]
+    for age in wrong:
+        with pytest.raises(InvalidInputError):
+            table.gc(min_age=age)
+        with pytest.raises(InvalidInputError):
+            Retention(wal_entries=age)
+    with pytest.raises(InvalidInputError, match="must be a Retention"):
+        table.gc(retention=timedelta(1))  # type: ignore[arg-type]
 
 
 def test_schema_and_key_are_the_tables_own_and_fresh(table: Table) -> None:

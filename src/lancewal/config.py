@@ -147,6 +147,11 @@ class ShardWriterConfig:
         """Merge settings: ``overrides`` first, then ``given`` or the persisted ones, then the defaults."""
         if given is None:
             return cls.from_defaults(persisted, **overrides)
+        if not isinstance(given, cls):
+            raise InvalidInputError(
+                f"writer settings are a ShardWriterConfig, not {given!r}; give single ones by name, as in "
+                "durable_write=False"
+            )
         unknown = sorted(set(overrides) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise InvalidInputError(f"unknown writer setting {', '.join(unknown)}")

@@ -93,6 +93,23 @@ def test_small_files_with_deleted_rows_are_rewritten_together() -> None:
     assert Tidying.due([dead[0], File(3, 100_000, 0), *some], []).files == frozenset({0, 5, 6, 7, 8})
 
 
+def test_small_files_with_index_segments_of_their_own_could_not_be_joined(tmp_path: Path) -> None:
+    """Lance joins no files that different segments cover: upkeep tried in vain again and again."""
+    site = indexed_site(tmp_path / "table")
+    for number in range(3):
+        site.flush(rows(3000 + 5 * number, 5, prefix=f"p{number}"), [number])
+        site.compact()
+    manifest = site.base.manifest
+    assert (len(manifest.fragment_ids), len(manifest.indexes)) == (4, 8)
+    before = site.plain()
+    assert site.compact(compact_files=True).files_removed > 0
+    manifest = site.base.manifest
+    assert (len(manifest.fragment_ids), len(manifest.indexes)) == (1, 2)
+    for name in ("id_idx", "name_idx"):
+        assert manifest.covered_fragments(name) == manifest.fragment_ids
+    assert site.plain() == before
+
+
 def test_files_that_are_full_are_left_alone() -> None:
     assert not Tidying.due([File(number, 2 << 20, 0) for number in range(8)], [])
 
@@ -240,6 +257,28 @@ def test_an_index_that_fails_for_ever_kept_the_others_from_new_rows_and_files_fr
     manifest = site.base.manifest
     assert len(manifest.fragment_ids) <= 5
     assert manifest.covered_fragments("id_idx") == manifest.fragment_ids
+
+
+def test_an_index_that_lance_cannot_update_kept_the_others_from_new_rows_and_files_from_being_joined(
+    tmp_path: Path,
+) -> None:
+    """Lance's own error for it looks like that of a commit whose reply was lost."""
+    schema = pa.schema([*rows(0, 1).schema, pa.field("vector", pa.list_(pa.float32(), 2))])
+    dataset = lance.write_dataset(schema.empty_table(), tmp_path / "table")
+    dataset.create_scalar_index("name", "BTREE")
+    dataset.create_index("vector", "IVF_RQ", num_partitions=1)  # which takes multiples of 8 dimensions
+    site = Site.of(lance.dataset(tmp_path / "table"))
+    for number in range(3):
+        vectors = pa.array([[1.0, 2.0]] * 5, schema.field("vector").type)
+        site.flush(pa.Table.from_batches([rows(5 * number, 5)]).append_column("vector", vectors))
+        assert not site.compact().indexes_optimized
+    manifest = site.base.manifest
+    assert manifest.covered_fragments("name_idx") == manifest.fragment_ids
+    assert len(manifest.fragment_ids) == 3
+    report = site.compact(compact_files=True)
+    assert (report.indexes_optimized, report.files_removed) == (False, 3)
+    manifest = site.base.manifest
+    assert manifest.covered_fragments("name_idx") == manifest.fragment_ids
 
 
 def test_a_compaction_failed_after_its_commit_because_files_could_not_be_listed(

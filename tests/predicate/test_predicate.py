@@ -194,6 +194,11 @@ single not in (-0.0, 5, 6, 7, 8)
 double in (0.0, 5.5, 6, 7, 8, null)
 not (double in (0, 5, 6, 7, 8) or id = 9)
 not (double not in (-0.0, 5.5, 6, 7, 8))
+double = 0 or double = 5 or double = 6 or double = 7
+not (0.0 = single or single = 5 or single = 6 or single = 7)
+double in (0.0, cast('inf' as double), 5, 6)
+single not in (0, cast('inf' as double), 5, 6)
+double * -1.0 in (0.0, 5.0, 6.0, 7.0)
 not (id = 1 or (big > 3 and text is null))
 single < 1700000001
 single in (16777217, 2)

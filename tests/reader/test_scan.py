@@ -109,6 +109,13 @@ def test_pages_by_limit_and_offset_are_the_whole_each_row_once(table: TableUnder
     assert table.live.scan(offset=99).count_rows() == 0 == table.live.scan(offset=99).to_table().num_rows
 
 
+def test_the_largest_limit_with_the_largest_offset_was_a_storage_error(table: TableUnderTest) -> None:
+    largest = (1 << 63) - 1
+    for reader in table.readers:
+        assert reader.scan(limit=largest, offset=largest).to_table().num_rows == 0
+        assert reader.scan(limit=largest, offset=1).to_table().num_rows == len(everywhere(table)) - 1
+
+
 def test_in_with_a_repeated_key_returns_it_once(table: TableUnderTest) -> None:
     assert everywhere(table, filter="id IN (1, 1, 5, 0, 0)") == {1: "one b", 5: "five", 0: "base 0"}
     assert everywhere(table, filter="id = 1 AND id = 5") == {}

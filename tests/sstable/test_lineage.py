@@ -533,3 +533,22 @@ def test_a_writer_of_many_shards_names_the_shard_that_is_refused(tmp_path: Path)
     lance.dataset(table.uri).initialize_mem_wal(bucket_column="id", num_buckets=2)
     with pytest.raises(PartialWriteError, match="made anew"), table.writer() as writer:
         writer.put(rows(0, 10))
+
+
+def test_a_table_whose_oldest_version_moved_the_rows_of_an_index_was_neither_read_nor_collected(
+    tmp_path: Path,
+) -> None:
+    """pylance cannot say what made such a version, and upkeep removes those before it."""
+    site = Site(tmp_path / "table", data=pa.Table.from_batches([rows(0, 3)]))
+    site.dataset.create_scalar_index("name", "BTREE")
+    site.dataset.delete("id = 0")
+    site.dataset.optimize.compact_files()
+    oldest = site.dataset.version
+    site.dataset.cleanup_old_versions(timedelta(0))
+    assert [version["version"] for version in site.dataset.versions()] == [oldest]
+    site.flush(rows(3, 1))
+    site.merge()
+    assert copy_of(site.store) is None
+    assert site.merged() == named([1, 2, 3], "name")
+    site.collect()
+    assert site.verify().findings == []

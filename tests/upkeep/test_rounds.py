@@ -104,6 +104,30 @@ def test_rows_in_the_log_of_a_writer_that_is_gone_reach_the_base_in_one_round(tm
     assert lance.dataset(table.uri).count_rows() == 2
 
 
+def test_an_index_that_lance_leaves_as_it_is_made_a_version_of_the_base_with_every_look(
+    tmp_path: Path,
+) -> None:
+    """One that was made of an empty table, and takes more rows than there are."""
+    schema = pa.schema([*KEYED, pa.field("vector", pa.list_(pa.float32(), 8))])
+    dataset = lance.write_dataset(schema.empty_table(), tmp_path / "t")
+    dataset.create_index("vector", "IVF_PQ", num_partitions=1, num_sub_vectors=2)
+    table = lancewal.initialize(dataset.uri, unsharded=True, writer_defaults=fast())
+    with table.writer() as writer:
+        writer.put([{"id": number, "name": "a", "vector": [1.0] * 8} for number in range(20)])
+    table.compact()
+    upkeep = upkeep_of(table)
+    first = upkeep.round(UpkeepSettings(max_index_lag=1))
+    assert "Lance does not index the rows of vector_idx yet" in str(first)
+    version = lance.dataset(table.uri).version
+    assert upkeep.round(UpkeepSettings(max_index_lag=1)).ok
+    assert lance.dataset(table.uri).version == version
+    with table.writer() as writer:
+        writer.put([{"id": number, "name": "a", "vector": [float(number)] * 8} for number in range(300)])
+    table.compact(optimize_indexes=False)
+    assert upkeep_of(table).round(UpkeepSettings(max_index_lag=1)).ok
+    assert [index.rows_behind for index in table.status().indexes] == [0]
+
+
 def test_an_owner_that_lives_is_asked_to_flush_and_goes_on(tmp_path: Path) -> None:
     table = wal_table(tmp_path / "t")
     with table.writer() as writer:

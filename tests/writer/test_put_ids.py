@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import threading
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import lance
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -234,6 +237,50 @@ def test_a_put_with_little_patience_is_told_that_there_is_no_room(tmp_path: Path
     writer.put(some(number * 1000, 500), put_id=PutId("one", number))
     writer.close()
     assert table.count_rows() == number * 500
+
+
+def test_a_stream_waited_for_room_whatever_its_patience(tmp_path: Path) -> None:
+    with append_only(tmp_path).writer() as writer:
+        writer.put(some(0, 1))
+        (shard,) = writer.shard_writers.values()
+        with shard._backpressure.held_back(), pytest.raises(PartialWriteError, match="BusyError"):
+            writer.put(iter(some(1, 1).to_pylist()), patience=0.0)
+        writer.put(iter(some(1, 1).to_pylist()), patience=PATIENCE)
+        assert ids(shard.scan()) == [0, 1]
+
+
+def test_a_put_waited_for_the_room_of_others_whatever_its_patience(tmp_path: Path) -> None:
+    """Rows in hand, before they are split, have a room of their own."""
+    with append_only(tmp_path).writer() as writer:
+        rows, other = some(0, 1), threading.Lock()
+        with other:
+            writer._under_way.enter(other, writer._under_way._size)
+            with pytest.raises(BusyError, match="No row of it was written"):
+                writer.put(rows, patience=0.0)
+            with pytest.raises(BusyError, match="0 rows before it are written"):
+                writer.put(iter(rows.to_pylist()), patience=0.0)
+        writer._under_way.leave(other)
+        writer.put(rows, patience=0.0)
+        assert writer.stats().put_rows == 1
+
+
+def test_options_of_a_put_that_are_none_were_taken_or_failed_in_each_shard(tmp_path: Path) -> None:
+    table = append_only(tmp_path)
+    with table.writer() as writer, table.shard_writer(table.shard_for()) as shard:
+        wrong: list[Any] = [-1, float("nan"), "1", True, timedelta(seconds=1)]
+        for patience in wrong:
+            for call in (writer.put, writer.delete):
+                with pytest.raises(InvalidInputError, match="a number of seconds"):
+                    call(some(0, 1), patience=patience)
+        for put in (writer.put, writer.delete, shard.put, shard.delete):
+            with pytest.raises(InvalidInputError, match=r"pass a lancewal\.PutId"):
+                put(some(0, 1), put_id="one")  # type: ignore[operator]
+        for session, number, settled in ((1, 1, 0), ("one", 1.5, 0), ("one", True, 0), ("one", 2, "1")):
+            with pytest.raises(InvalidInputError, match="put id"):
+                PutId(session, number, settled)  # type: ignore[arg-type]
+    with table.writer() as writer:
+        writer.put(some(0, 1), patience=np.int64(1))
+    assert table.count_rows() == 1
 
 
 def test_a_put_that_found_no_room_kept_the_rows_of_all_its_tries(tmp_path: Path) -> None:

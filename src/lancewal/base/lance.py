@@ -14,7 +14,7 @@ from lance.lance import LanceSchema
 
 from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import PRIMARY_KEY_KEY, FieldMessage, KeyFieldMessage, TableManifestMessage
-from lancewal.storage import is_panic, scrub_error
+from lancewal.storage import is_panic, path_text, scrub_error
 
 # For a damaged file pylance raises many classes, not only storage errors.
 _FAILURES = (
@@ -64,6 +64,17 @@ def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
         if commits:
             raise OutcomeUnknownError(_UNKNOWN.format(action, text)) from error
         raise StorageError(f"cannot {action}: {text}") from error
+
+
+def operation_of(dataset: lance.LanceDataset, version: int) -> object | None:
+    """What made a version, one of ``lance.LanceOperation``; ``None`` if pylance cannot say."""
+    with lance_errors(f"read the transaction of version {version} of {dataset.uri}"):
+        try:
+            transaction = dataset.read_transaction(version)
+        except TypeError:
+            # pylance 14 cannot make the object of a rewrite that moved the rows of an index.
+            return None
+        return None if transaction is None else transaction.operation
 
 
 def row_count(dataset: lance.LanceDataset) -> int:
@@ -169,4 +180,4 @@ def locate(
     if isinstance(uri, lance.LanceDataset):
         options = uri._storage_options if storage_options is None else storage_options
         return uri.uri, dict(options or {})
-    return os.fspath(uri), dict(storage_options or {})
+    return path_text(uri), dict(storage_options or {})

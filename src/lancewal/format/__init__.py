@@ -38,7 +38,7 @@ from lancewal.format.protos import (
     MemWalIndexDetailsMessage,
     TableManifestMessage,
 )
-from lancewal.format.put_id import PUT_IDS_TAG, PutId, put_ids_of, put_ids_tag
+from lancewal.format.put_id import PUT_IDS_TAG, PutId, check_put_id, put_ids_of, put_ids_tag
 from lancewal.format.records import decode_record, encode_record, reading_record
 from lancewal.format.row_sum import RowSum, row_hashes
 from lancewal.format.schema import (
@@ -148,6 +148,7 @@ __all__ = [
     "check_key_type",
     "check_key_types",
     "check_new_columns",
+    "check_put_id",
     "check_readable",
     "checked_columns",
     "column_sources",

@@ -30,15 +30,26 @@ class PutId:
     settled: int = 0
 
     def __post_init__(self) -> None:
-        if not _SESSION.fullmatch(self.session):
+        if not (isinstance(self.session, str) and _SESSION.fullmatch(self.session)):
             raise InvalidInputError(
-                f"the session of a put id is {self.session[:80]!r}; it takes 1 to 64 letters, digits, - and _"
+                f"the session of a put id is {str(self.session)[:80]!r}; it takes 1 to 64 letters, digits, - "
+                "and _"
+            )
+        if type(self.number) is not int or type(self.settled) is not int:
+            raise InvalidInputError(
+                f"a put id counts in whole numbers, got number {self.number!r} and settled {self.settled!r}"
             )
         if not 0 <= self.settled < self.number < 1 << 63:
             raise InvalidInputError(
                 f"a put id counts from 1 and above what is settled, got number {self.number} and settled "
                 f"{self.settled}"
             )
+
+
+def check_put_id(put_id: object) -> None:
+    """Refuse what is no put id, before anything is done for the put."""
+    if not (put_id is None or isinstance(put_id, PutId)):
+        raise InvalidInputError(f"put_id is {put_id!r}; pass a lancewal.PutId")
 
 
 def put_ids_tag(ids: Iterable[PutId]) -> str:

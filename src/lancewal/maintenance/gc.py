@@ -76,6 +76,8 @@ def collect_garbage(
         raise InvalidInputError("pass retention or min_age, not both")
     if retention is None:
         retention = Retention() if min_age is None else Retention.of(min_age)
+    if not isinstance(retention, Retention):
+        raise InvalidInputError(f"retention must be a Retention, not {retention!r}")
     wanted = _chosen(resources)
     started = time.perf_counter()
     stamp = None

@@ -52,6 +52,8 @@ _NEVER_YOUNG = (
     Resource.MANIFEST_VERSIONS,
     Resource.STAGING_FILES,
 )
+#: Far beyond it there is no date that long ago.
+_MAX_AGE = timedelta(days=36_500)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         for resource in Resource:
-            age = self.least_age(resource)
+            age = _checked(resource, self.least_age(resource))
             safe = MIN_DELETION_AGE if resource in _NEVER_YOUNG and not self.allow_unsafe else timedelta(0)
             if age < safe:
                 raise InvalidInputError(
@@ -108,6 +110,7 @@ class Retention:
         >>> Retention.of(timedelta(0)).sstables, Retention.of(timedelta(0)).wal_entries
         (datetime.timedelta(0), datetime.timedelta(seconds=600))
         """
+        _checked("everything", min_age)
         ages: dict[str, Any] = {
             resource.value: max(min_age, MIN_DELETION_AGE) if resource in _NEVER_YOUNG else min_age
             for resource in Resource
@@ -117,6 +120,14 @@ class Retention:
     def least_age(self, resource: Resource) -> timedelta:
         age: timedelta = getattr(self, resource.value)
         return age
+
+
+def _checked(what: str, age: object) -> timedelta:
+    if not isinstance(age, timedelta):
+        raise InvalidInputError(f"the age for {what} must be a timedelta, not {age!r}")
+    if age > _MAX_AGE:
+        raise InvalidInputError(f"{what} can be kept for at most {_MAX_AGE.days} days, not {age}")
+    return age
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ import lance
 from lance.optimize import Compaction
 
 from lancewal.base import BaseTable, fragments_of, lance_errors, manifest_info, open_base
-from lancewal.errors import LanceWalError, StorageError
+from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import MEM_WAL_INDEX_NAME, BaseIndex
 from lancewal.maintenance.append_only import mark_pending, unmarked_tags
 from lancewal.maintenance.commits import LostRaceError, commit_errors, crash_point, until_won
@@ -91,12 +91,9 @@ class Tidying:
         rewritten = joined | {file.number for file in dead}
         if len(rewritten) < _FEWEST_JOINED and all(file.rows < SMALL_FILE_ROWS for file in dead):
             rewritten = set()
-        by_name: dict[str, list[BaseIndex]] = defaultdict(list)
-        for index in indexes:
-            by_name[index.name].append(index)
         present = {file.number for file in files}
         segments = {}
-        for name, parts in by_name.items():
+        for name, parts in _segments(indexes).items():
             merged = _newest_within(parts, present, joined)
             covered = frozenset().union(*(part.fragments or () for part in parts))
             if merged > 1 or not present <= covered:
@@ -192,7 +189,8 @@ def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) 
     """Bring these indexes up to date, in one commit if possible; returns whether all are."""
     try:
         index_rows(dataset, num_indices_to_merge=merged, index_names=names)
-    except StorageError as error:
+    except (StorageError, OutcomeUnknownError) as error:
+        # Lance says no more of an index that it cannot update than of a commit whose reply was lost.
         if len(names) > 1:
             # Otherwise one index that always fails would keep the others from being updated, and files from
             # being joined.
@@ -206,21 +204,46 @@ def _index_each(dataset: lance.LanceDataset, merged: int, names: Sequence[str]) 
 def optimize_base(store: ObjectStore, *, indexes: bool = True) -> tuple[bool, int, int]:
     """Bring every index up to date, and join all small files.
 
-    Returns whether there were indexes, and how many files were removed and added.
+    Returns whether there are indexes and all are up to date, and how many files were removed and added. An
+    index that cannot be brought up to date keeps neither the others nor the files.
 
-    Indexes are updated first, because Lance does not join a file that an index covers with one that it does
-    not cover. They are updated again at the end, because Lance forgets how far they had caught up when files
-    are joined. Lance itself keeps the MemWAL index, which has no columns.
+    Indexes are updated first, and the segments of files that are not full are merged, because Lance does not
+    join files that different segments cover. Indexes are updated again at the end, because Lance forgets how
+    far they had caught up when files are joined. Lance itself keeps the MemWAL index, which has no columns.
     """
     # A tag must not long outlive the fragments that it came with, so set its marker first.
     mark_pending(store)
-    indexes = indexes and bool(open_base(store).manifest.indexes)
-    if indexes:
-        until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
+    up_to_date = has_indexes = indexes and bool(open_base(store).manifest.indexes)
+    if has_indexes:
+        up_to_date, _ = until_won("index optimisation", lambda: _index_all(open_base(store), joins=True))
     (removed, added), _ = until_won("file compaction", lambda: join_files(store, open_base(store).dataset))
-    if indexes and removed:
-        until_won("index optimisation", lambda: index_rows(open_base(store).dataset))
-    return indexes, removed, added
+    if has_indexes and removed:
+        up_to_date, _ = until_won("index optimisation", lambda: _index_all(open_base(store), joins=False))
+    return up_to_date, removed, added
+
+
+def _index_all(base: BaseTable, *, joins: bool) -> bool:
+    """Bring every index up to date, before a join with the segments of files that are not full as one.
+
+    Returns whether all are up to date.
+    """
+    dataset = copy.copy(base.dataset)
+    files = fragments_of(dataset)
+    present = {each.fragment_id for each in files}
+    open_files = {each.fragment_id for each in files if each.physical_rows < _MOST_ROWS} if joins else set()
+    names: dict[int, list[str]] = defaultdict(list)
+    for name, parts in _segments(base.manifest.indexes).items():
+        names[max(1, _newest_within(parts, present, open_files))].append(name)
+    done = [_index_each(dataset, merged, names[merged]) for merged in sorted(names)]
+    return all(done)
+
+
+def _segments(indexes: Iterable[BaseIndex]) -> Mapping[str, Sequence[BaseIndex]]:
+    """The segments of each index, oldest first."""
+    by_name: dict[str, list[BaseIndex]] = defaultdict(list)
+    for index in indexes:
+        by_name[index.name].append(index)
+    return by_name
 
 
 def join_files(store: ObjectStore, dataset: lance.LanceDataset, **how: object) -> tuple[int, int]:

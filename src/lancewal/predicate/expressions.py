@@ -107,7 +107,12 @@ class ConditionBuilder:
         if left.variant_name() == "Literal":
             left, right, operator = right, left, _MIRRORED[operator]
         path = _path(left)
-        if path is None or right.variant_name() != "Literal":
+        if right.variant_name() != "Literal":
+            return Part(expression)
+        if operator in ("=", "!=") and (zeros := self._zeros(path, [right])):
+            # DataFusion makes a list of four or more of such comparisons.
+            return Part(_in_list_of(left, zeros, operator == "!="))
+        if path is None:
             return Part(expression)
         type_ = self._type(path)
         value = self._typed(right, type_, strict)
@@ -135,15 +140,17 @@ class ConditionBuilder:
     def _in_list(self, expression: Expr, strict: bool) -> Part:
         subject, *choices = expression.rex_call_operands()
         path = _path(subject)
+        negated = bool(expression.to_variant().negated())
         if path is None or any(choice.variant_name() != "Literal" for choice in choices):
-            return Part(expression)
+            zeros = self._zeros(path, choices)
+            return Part(_in_list_of(subject, [*choices, *zeros], negated) if zeros else expression)
         type_ = self._type(path)
         # Lance types the list only for a top-level column, not for a field of a struct.
         values = [self._typed(choice, type_, strict and len(path) == 1) for choice in choices]
         known = [value for value in values if value is not None]
-        negated = bool(expression.to_variant().negated())
         if type_ is not None and pa.types.is_floating(type_):
-            return Part(_in_floats(subject, choices, known, type_, negated))
+            typed = list(map(_literal, known)) if len(known) == len(values) else choices
+            return Part(_in_list_of(subject, [*typed, *self._zeros(path, choices)], negated))
         if len(known) < len(values):
             return Part(expression)
         present = [value.as_py() for value in known if value.is_valid]
@@ -167,6 +174,24 @@ class ConditionBuilder:
             return Part(~between if negated else between)
         inside = Every((Compare(path, ">=", least), Compare(path, "<=", greatest)))
         return Part(expression, Negation(inside) if negated else inside)
+
+    def _zeros(self, path: Sequence[str] | None, choices: Sequence[Expr]) -> list[Expr]:
+        """Both zeros, if one of ``choices`` is a zero for a column of floats or an expression; else none.
+
+        In a list of four or more DataFusion compares the bits, in which the two zeros differ. It also makes
+        lists of comparisons with ``=``.
+        """
+        type_ = pa.float64() if path is None else self._type(path)
+        if type_ is None or not pa.types.is_floating(type_):
+            return []
+        kinds = ("Float64",) if path is None else ("Float64", "Int64")
+        for choice in choices:
+            if choice.variant_name() == "Literal":
+                kind, value = _literal_value(choice)
+                if kind in kinds and value == 0:
+                    halves = (pa.scalar(np.float16(zero), pa.float16()) for zero in (0.0, -0.0))
+                    return [_literal(half.cast(type_)) for half in halves]
+        return []
 
     def _type(self, path: Sequence[str]) -> pa.DataType | None:
         """The type of a (nested) column; ``None`` for a field that its struct does not have."""
@@ -290,20 +315,16 @@ def _compared(subject: Expr, operator: str, value: pa.Scalar) -> Expr:
     }[operator](literal)
 
 
-def _in_floats(
-    subject: Expr, choices: Sequence[Expr], typed: Sequence[pa.Scalar], type_: pa.DataType, negated: bool
-) -> Expr:
-    """``subject`` in a list of literals, or in ``typed``, if all of these have the type of the column."""
+def _literal(value: pa.Scalar) -> Expr:
     from datafusion import Expr
+
+    return Expr.literal(value)
+
+
+def _in_list_of(subject: Expr, choices: Sequence[Expr], negated: bool) -> Expr:
     from datafusion.functions import in_list
 
-    wanted = list(choices) if len(typed) < len(choices) else list(map(Expr.literal, typed))
-    if any(_literal_value(choice)[1] == 0 for choice in choices):
-        # Of a list of four or more, DataFusion compares the bits, in which the two zeros differ.
-        wanted += [
-            Expr.literal(pa.scalar(np.float16(zero), pa.float16()).cast(type_)) for zero in (0.0, -0.0)
-        ]
-    return in_list(subject, wanted, negated)
+    return in_list(subject, list(choices), negated)
 
 
 def columns_of(expression: Expr, sql: str, what: str = "filter") -> Iterator[str]:

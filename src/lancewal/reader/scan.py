@@ -24,7 +24,7 @@ from lancewal.storage import check_process, ordered_map, read_times
 
 #: A filter that names at most this many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
-_MOST_ROWS = 1 << 62
+_MOST_ROWS = 1 << 61
 
 
 class Scan:

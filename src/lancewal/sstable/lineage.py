@@ -35,6 +35,7 @@ from lancewal.base import (
     find_manifest,
     lance_errors,
     manifest_info,
+    operation_of,
     retained_versions,
 )
 from lancewal.errors import DifferentHistoryError, InvalidInputError, NotInitializedError, StorageError
@@ -297,8 +298,7 @@ def _find_copy(store: ObjectStore) -> Copy | None:
         return None
     try:
         base = BaseTable.open(store.uri, store.storage_options, store=store, version=first)
-        with lance_errors("read the transaction of the first version"):
-            operation = base.dataset.read_transaction(first).operation
+        operation = operation_of(base.dataset, first)
     except (NotInitializedError, InvalidInputError):
         # Not a table with shards, or the version was cleaned up meanwhile.
         return None
@@ -335,10 +335,8 @@ def _is_unchanged(base: BaseTable, last: int, began: int) -> bool:
 
     with lance_errors(f"read versions {last} to {began} of {base.uri}"):
         fragments = [[f.metadata.to_json() for f in opened(v).get_fragments()] for v in (last, began)]
-        transactions = [opened(began).read_transaction(version) for version in range(last + 1, began + 1)]
-    overwritten = any(
-        each is None or isinstance(each.operation, lance.LanceOperation.Overwrite) for each in transactions
-    )
+        operations = [operation_of(opened(began), version) for version in range(last + 1, began + 1)]
+    overwritten = any(each is None or isinstance(each, lance.LanceOperation.Overwrite) for each in operations)
     return fragments[0] == fragments[1] and not overwritten
 
 

@@ -6,6 +6,7 @@ from lancewal.storage.cache import Cache, Lease, Shelf, lance_cache_bytes, proce
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostClock, boot_time, host_clock
 from lancewal.storage.forks import check_process, in_forked_child, is_forked, note_use
 from lancewal.storage.layout import is_plain_name
+from lancewal.storage.location import path_text
 from lancewal.storage.memory import RowMemory, memory_bytes, row_memory
 from lancewal.storage.parallel import (
     LOOK_AGAIN_SECONDS,
@@ -64,6 +65,7 @@ __all__ = [
     "numbered",
     "observe_all",
     "ordered_map",
+    "path_text",
     "process_cache",
     "read_times",
     "remember_password",

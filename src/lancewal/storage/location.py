@@ -38,6 +38,19 @@ class Location:
     account: str | None = None
 
 
+def path_text(uri: str | os.PathLike[str]) -> str:
+    """An address as text; refuses what is none.
+
+    >>> import pathlib
+    >>> path_text(pathlib.PurePosixPath("some/table"))
+    'some/table'
+    """
+    text = os.fspath(uri) if isinstance(uri, str | os.PathLike) else None
+    if not isinstance(text, str):
+        raise InvalidInputError(f"{uri!r} is no address; pass a text or a path")
+    return text
+
+
 def parse_location(uri: str | os.PathLike[str]) -> Location:
     """Parse a table's URI.
 
@@ -46,8 +59,8 @@ def parse_location(uri: str | os.PathLike[str]) -> Location:
     >>> parse_location("abfss://box@account.dfs.core.windows.net/t").account
     'account'
     """
-    text = os.fspath(uri)
-    if not isinstance(text, str) or not text or not text.isprintable():
+    text = path_text(uri)
+    if not text or not text.isprintable():
         raise InvalidInputError(f"table URI {scrubbed(repr(text))} must be printable text, not empty")
     scheme = _SCHEME.match(text)
     if scheme is None or scheme.group(1).lower() in _LOCAL_SCHEMES:

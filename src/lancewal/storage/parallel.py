@@ -147,10 +147,12 @@ class Room:
     def taken(self) -> int:
         return sum([needed for call, needed in list(self._calls.items()) if call.locked()])
 
-    def enter(self, call: threading.Lock, needed: int = 0) -> None:
-        """Wait until there is room; a call that needs more than ``size`` waits until it is the only one."""
-        if not self._fits(call, needed):
-            self._left.wait_for(lambda: self._fits(call, needed))
+    def enter(self, call: threading.Lock, needed: int = 0, timeout: float | None = None) -> bool:
+        """Wait until there is room; a call that needs more than ``size`` waits until it is the only one.
+
+        Returns ``False`` if there is none after ``timeout`` seconds.
+        """
+        return self._fits(call, needed) or self._left.wait_for(lambda: self._fits(call, needed), timeout)
 
     def leave(self, call: threading.Lock) -> None:
         """Release the room of a call that is over or holds nothing more."""

@@ -250,9 +250,15 @@ class Upkeep:
         return Done(f"{compacted} shards compacted one by one", failed)
 
     def _index(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
-        up_to_date, _, _ = tidy(self._store, open_base(self._store), files=False)
+        before = open_base(self._store)
+        up_to_date, _, _ = tidy(self._store, before, files=False)
         if not up_to_date:
             error = LanceWalError("an index could not be brought up to date; the log says why")
+            return Done(failed={None: error})
+        left = _uncovered(open_base(self._store))
+        if left and left == _uncovered(before):
+            # Counts as a failure, or every look would try the same again, with a commit each time.
+            error = LanceWalError(f"Lance does not index the rows of {', '.join(sorted(left))} yet")
             return Done(failed={None: error})
         return Done("indexes brought up to date")
 
@@ -268,6 +274,14 @@ class Upkeep:
 
     def _collect(self, task: UpkeepTask, settings: UpkeepSettings, stop: Callable[[], bool]) -> Done:
         return self._means.collect(settings.garbage_age if task.min_age is None else task.min_age)
+
+
+def _uncovered(base: BaseTable) -> dict[str, frozenset[int]]:
+    """The files that an index does not cover, for each index that lacks some."""
+    manifest = base.manifest
+    names = {index.name for index in manifest.indexes}
+    missing = {name: manifest.fragment_ids - manifest.covered_fragments(name) for name in names}
+    return {name: files for name, files in missing.items() if files}
 
 
 _WORK: dict[Work, Callable[[Upkeep, UpkeepTask, UpkeepSettings, Callable[[], bool]], Done]] = {

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import BusyError, FencedError, OutcomeUnknownError, StorageError
-from lancewal.format import PutId, ShardManifest
+from lancewal.format import PutId, ShardManifest, check_put_id
 from lancewal.memtable import MemTableView, scan_views
 from lancewal.shard import WalAppender
 from lancewal.storage import Room, check_process, is_forked, row_memory, span
@@ -301,6 +301,7 @@ class ShardWriter:
         while they are in memory. Puts with a ``put_id`` are idempotent: if rows were already written
         under the same id, also through another writer, they are not written again.
         """
+        check_put_id(put_id)
         batches = self._intake.batches(data)
         if self._adapter is None and self._intake.fit_as_given(batches):
             rows = Rows.of(batches, unshaped=self._intake)
@@ -319,6 +320,7 @@ class ShardWriter:
 
     def delete(self, keys: Any, *, put_id: PutId | None = None) -> WriteResult:
         """Delete rows by key: one key, a list of keys, or Arrow data with the key columns."""
+        check_put_id(put_id)
         return self.write_rows(self._intake.deletes(keys), put_id)
 
     def write_rows(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from numbers import Real
 from types import MappingProxyType, TracebackType
 from typing import Any, Protocol, TypeVar
 from uuid import UUID
@@ -17,6 +18,7 @@ from uuid import UUID
 import pyarrow as pa
 
 from lancewal.errors import (
+    BusyError,
     ClosedError,
     FencedError,
     InvalidInputError,
@@ -25,7 +27,7 @@ from lancewal.errors import (
     PartialWriteError,
     StorageError,
 )
-from lancewal.format import PutId, TableSchema
+from lancewal.format import PutId, TableSchema, check_put_id
 from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import Crew, Room, Task, check_process, is_forked
 from lancewal.writer.intake import Cast, Intake, Rows
@@ -198,14 +200,15 @@ class TableWriter:
 
         Puts with a ``put_id`` are idempotent: if rows were already written under the same id, also through
         another writer, they are not written again. Send exactly the same rows. ``patience`` bounds the
-        seconds that a put waits for room in memory; a shard without room by then fails with
-        :class:`BusyError`.
+        seconds that a put, or each batch of a stream, waits for room in memory; a shard without room by then
+        fails with :class:`BusyError`.
         """
+        _check_options(put_id, patience)
         progress = _Progress()
         if not isinstance(data, pa.RecordBatch | pa.Table) and is_stream(data):
             if put_id is not None:
                 raise InvalidInputError("a stream is several puts, so it takes no put_id; put its batches")
-            self._put_stream(data, progress)
+            self._put_stream(data, progress, patience)
         else:
             self._write("put", data, progress, put_id, patience)
         return TableWriteResult(sum(progress.rows.values()), MappingProxyType(progress.results))
@@ -229,6 +232,7 @@ class TableWriter:
         A single text that is an SQL condition on the table's columns is refused as a key; pass it in a list
         if it is one. ``put_id`` and ``patience`` work as in :meth:`put`.
         """
+        _check_options(put_id, patience)
         keys = self._matching.keys_to_delete(keys, where)
         if keys is None:
             return TableWriteResult(0, MappingProxyType({}))
@@ -318,13 +322,16 @@ class TableWriter:
     ) -> None:
         close_after(error, self.close)
 
-    def _put_stream(self, stream: Any, progress: _Progress) -> None:
+    def _put_stream(self, stream: Any, progress: _Progress, patience: float | None) -> None:
         try:
             for batch in streamed_batches(stream, self._intake.plain, casts=self._intake.casts):
-                self._write("put", batch, progress)
+                self._write("put", batch, progress, patience=patience)
         except InvalidInputError as error:
             before = sum(progress.rows.values())
             raise InvalidInputError(f"{error} (of the stream, {before} rows before it are written)") from None
+        except BusyError as error:
+            before = sum(progress.rows.values())
+            raise BusyError(f"{error} (of the stream, {before} rows before it are written)") from None
 
     def _write(
         self,
@@ -345,7 +352,14 @@ class TableWriter:
             with call:
                 # Entered before the rows are shaped and split, which copies them: otherwise each
                 # thread would hold its copy while it waits for room in a shard.
-                self._under_way.enter(call, sum([batch.nbytes for batch in batches]))
+                began = time.monotonic()
+                if not self._under_way.enter(call, sum([batch.nbytes for batch in batches]), patience):
+                    raise BusyError(
+                        f"the puts under way hold as many rows as the writer may; this one has waited "
+                        f"{time.monotonic() - began:.1f} s. No row of it was written: send it again"
+                    )
+                if patience is not None:
+                    patience = max(0.0, patience - (time.monotonic() - began))
                 # Again: close() waits only for calls that entered before it.
                 self._refuse_if_closed()
                 split: dict[Shard, list[pa.RecordBatch]] = {}
@@ -455,6 +469,13 @@ class TableWriter:
                     task.wait()
             raise
         return done, failed
+
+
+def _check_options(put_id: PutId | None, patience: float | None) -> None:
+    check_put_id(put_id)
+    is_number = isinstance(patience, Real) and not isinstance(patience, bool)
+    if patience is not None and not (is_number and patience >= 0):
+        raise InvalidInputError(f"patience is {patience!r}; pass a number of seconds, 0 or more")
 
 
 def _dropped(crew: Crew, companion: Companion | None) -> None:
