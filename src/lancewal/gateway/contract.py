@@ -108,9 +108,9 @@ class Request:
             raise InvalidInputError(f"the request's values are no Arrow IPC stream: {error}") from None
 
 
-def _parsed(said: bytes) -> dict[str, Any]:
-    if len(said) > _MAX_JSON_BYTES:
-        raise InvalidInputError(f"a request has {len(said)} bytes of JSON, {_MAX_JSON_BYTES} are allowed")
+def _parsed(said: bytes, most_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any]:
+    if len(said) > most_bytes:
+        raise InvalidInputError(f"a request has {len(said)} bytes of JSON, {most_bytes} are allowed")
     try:
         parsed = json.loads(said)
     except (ValueError, RecursionError) as error:
@@ -184,11 +184,15 @@ class Answer:
 
     @classmethod
     def decode(cls, data: bytes) -> Answer:
-        said = _parsed(data)
-        if "error" in said:
-            shards = {UUID(shard): puts for shard, puts in said.get("shards", {}).items()}
-            return cls(said.get("number"), 0, rebuilt(said["error"]), shards)
-        return cls(said.get("number"), int(said.get("rows", 0)))
+        """Decode an answer; raises :class:`LanceWalError` for other bytes, which do not say what happened."""
+        try:
+            said = _parsed(data, len(data))  # thousands of shards may each have an error
+            if "error" in said:
+                shards = {UUID(shard): puts for shard, puts in said.get("shards", {}).items()}
+                return cls(said.get("number"), 0, rebuilt(said["error"]), shards)
+            return cls(said.get("number"), int(said.get("rows", 0)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise LanceWalError(f"the gateway's answer is unreadable: {error}") from None
 
 
 def describe(error: LanceWalError) -> dict[str, Any]:
