@@ -32,7 +32,7 @@ from lancewal.errors import (
     WalTruncatedError,
 )
 from lancewal.gateway import Gateway, Limits, remote_writer, served, server
-from lancewal.gateway.connection import as_error
+from lancewal.gateway.connection import Connection, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request, describe, rebuilt
 from lancewal.storage import ObjectStore
 from lancewal.writer import TableWriter
@@ -531,6 +531,19 @@ def test_a_gateway_on_all_interfaces_told_others_to_go_to_0_0_0_0() -> None:
     for wrong in ("host", "host:", ":1", "host:70000", "grpc://host:1"):
         with pytest.raises(InvalidInputError, match="advertise"):
             server._check_advertise(wrong)
+
+
+def test_a_client_tried_every_gateway_that_it_had_ever_been_sent_to() -> None:
+    connection = Connection(["grpc://one:1", "grpc://two:2"], None, None, 1.0)
+    for port in range(50):
+        connection.turn_away(connection.turn, f"grpc://other:{port}")
+        assert connection.address == f"grpc://other:{port}"
+    tried = set()
+    for _ in range(10):
+        connection.turn_away(connection.turn)
+        tried.add(connection.address)
+    assert {"grpc://one:1", "grpc://two:2", "grpc://other:49"} < tried
+    assert len(tried) < 10
 
 
 def test_refusals_that_quote_a_long_filter_were_too_large_for_a_reply(remote: lancewal.RemoteTable) -> None:

@@ -37,6 +37,8 @@ _PING_AFTER_MS = 5_000
 _LONGEST_WITHOUT_DATA = 150.0
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
+#: How many addresses of other gateways are kept, besides those that the user gave.
+_MOST_TOLD = 4
 
 R = TypeVar("R")
 
@@ -69,6 +71,7 @@ class Connection:
             raise InvalidInputError("a token has printable ASCII characters only")
         # A forked child would send puts under its parent's put ids, and a gateway writes each id only once.
         note_use()
+        self._given = list(addresses)
         self._addresses = list(addresses)
         self._token = token
         self._certs = tls_root_certs
@@ -129,7 +132,9 @@ class Connection:
             self.turn += 1
             if towards is not None and _same_kind(towards, self._addresses[0]):
                 if towards not in self._addresses:
-                    self._addresses.append(towards)
+                    # The newest ones: most gateways of long ago are gone, and each would be tried.
+                    told = [*self._addresses[len(self._given) :], towards]
+                    self._addresses = [*self._given, *told[-_MOST_TOLD:]]
                 while self.address != towards:
                     self.turn += 1
         if client is not None:
