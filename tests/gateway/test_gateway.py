@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -38,7 +39,7 @@ from lancewal.storage import ObjectStore
 from lancewal.writer import TableWriter
 from tests.faults import FaultyStore
 from tests.patience import PATIENCE, wait_until
-from tests.tables import APPEND_ONLY, KEY, ids, rows, wal_table
+from tests.tables import APPEND_ONLY, KEY, fast, ids, rows, wal_table
 
 SEARCHABLE = pa.schema(
     [
@@ -544,6 +545,22 @@ def test_a_client_tried_every_gateway_that_it_had_ever_been_sent_to() -> None:
         tried.add(connection.address)
     assert {"grpc://one:1", "grpc://two:2", "grpc://other:49"} < tried
     assert len(tried) < 10
+
+
+def test_a_gateway_acknowledged_rows_that_were_in_memory_only(tmp_path: Path) -> None:
+    """The table's own settings say so, or those of whoever opens it."""
+    stored = fast(durable_write=False, max_wal_flush_interval=timedelta(days=1))
+    table = wal_table(tmp_path / "table", writer_defaults=stored)
+    with Gateway({"t": table}) as gateway, lancewal.connect(gateway.address, timeout=PATIENCE) as remote:
+        assert remote.writer().put(rows(0, 3)).num_rows == 3
+        assert ids(lancewal.open(table.uri).scan().to_table()) == [0, 1, 2]
+        (writer,) = next(iter(gateway._tables.values()))._open_writer().shard_writers.values()
+        assert writer.wal_stats().pending_batches == 0
+    for settings in ({"durable_write": False}, {"config": stored}):
+        with pytest.raises(InvalidInputError, match="durable_write"):
+            Gateway({"t": table}, **settings)
+        with pytest.raises(InvalidInputError, match="durable_write"):
+            lancewal.share(table.uri, directory=tmp_path, **settings)
 
 
 def test_refusals_that_quote_a_long_filter_were_too_large_for_a_reply(remote: lancewal.RemoteTable) -> None:

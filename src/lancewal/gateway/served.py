@@ -15,6 +15,7 @@ from uuid import UUID
 import pyarrow as pa
 from pyarrow import flight
 
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     ClosedError,
     InvalidInputError,
@@ -36,6 +37,8 @@ logger = logging.getLogger(__name__)
 #: A follower of the feed is sent an empty batch after so many seconds without changes. Clients take a
 #: gateway that sends nothing for longer for hung.
 _HEARTBEAT = 3.0
+#: The arguments of :meth:`Table.writer` that are no settings of a shard's writer.
+_NOT_OF_SHARDS = ("config", "cast", "take_over", "upkeep")
 
 
 class Served:
@@ -54,7 +57,7 @@ class Served:
         self.limits = limits
         self.times = times
         self.stop = threading.Event()
-        self._settings = dict(writer_settings)
+        self._settings = durable(writer_settings)
         self._lock = threading.Lock()
         self._writer: TableWriter | None = None
         self._intakes: dict[Cast, Intake] = {}
@@ -142,6 +145,16 @@ class Served:
             if cast not in self._intakes:
                 self._intakes[cast] = writer.intake(cast)
             return self._intakes[cast]
+
+
+def durable(writer_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a gateway's writer, which is durable whatever the table's own settings are."""
+    named = {name: each for name, each in writer_settings.items() if name not in _NOT_OF_SHARDS}
+    if not ShardWriterConfig.resolved(writer_settings.get("config"), {}, named).durable_write:
+        raise InvalidInputError(
+            "a gateway answers when rows are durable; leave durable_write=False out, or use table.writer"
+        )
+    return {**writer_settings, "durable_write": True}
 
 
 def answered(

@@ -27,6 +27,7 @@ from lancewal.gateway.calls import Limits
 from lancewal.gateway.client import RemoteTable
 from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection
 from lancewal.gateway.remote_writer import RemoteWriter
+from lancewal.gateway.served import durable
 from lancewal.gateway.server import Gateway
 from lancewal.storage import check_process, in_forked_child, is_forked
 from lancewal.table import Table, open_table
@@ -94,7 +95,7 @@ class SharedTable:
         self.table = table
         self._place = place
         self._limits = limits
-        self._settings = dict(writer_settings)
+        self._settings = durable(writer_settings)
         self._lock = threading.Lock()
         self._gateway: Gateway | None = None
         self._closed = False
