@@ -494,6 +494,19 @@ def test_columns_that_a_table_got_were_refused_until_the_gateway_was_restarted(t
     assert found == {0: None, 1: None, 2: "US", 3: "NL", 5: None}
 
 
+def test_a_put_that_was_on_its_way_when_columns_came_kept_others_from_using_them(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "table")
+    with Gateway({"t": table}) as gateway, lancewal.connect(gateway.address, timeout=PATIENCE) as remote:
+        remote.writer(cast=True).put(rows(0, 1))
+        (serving,) = gateway._tables.values()
+        old = serving._open_writer()
+        lance.dataset(table.uri).add_columns(pa.field("country", pa.string()))
+        remote.writer().put({"id": 1, "name": "a", "country": "NL"})
+        serving._intake(old, True)  # by the one that is on its way
+        remote.writer(cast=True).put({"id": "2", "name": "b", "country": "US"})
+        assert remote.count_rows("country = 'US'") == 1
+
+
 def test_a_writer_beside_the_gateway_in_its_process_is_told_at_once(tmp_path: Path) -> None:
     """The address of the shard's owner was the gateway's own, and its clients asked it again and again."""
     table = wal_table(tmp_path / "table")

@@ -60,7 +60,7 @@ class Served:
         self._settings = durable(writer_settings)
         self._lock = threading.Lock()
         self._writer: TableWriter | None = None
-        self._intakes: dict[Cast, Intake] = {}
+        self._intakes: dict[Cast, tuple[TableWriter, Intake]] = {}
 
     def write(self, op: str, batch: pa.RecordBatch, cast: Cast, put_id: PutId | None) -> int:
         """Write one put, after checking its size; returns its rows."""
@@ -97,7 +97,6 @@ class Served:
             if self._writer is writer and not self.stop.is_set():
                 logger.info("%s has new columns: %s", self.name, ", ".join(sorted(unknown)))
                 self._writer = None
-                self._intakes = {}
                 writer.close()
         return True
 
@@ -142,9 +141,11 @@ class Served:
 
     def _intake(self, writer: TableWriter, cast: Cast) -> Intake:
         with self._lock:
-            if cast not in self._intakes:
-                self._intakes[cast] = writer.intake(cast)
-            return self._intakes[cast]
+            made_for, intake = self._intakes.get(cast, (None, None))
+            if intake is None or made_for is not writer:
+                intake = writer.intake(cast)
+                self._intakes[cast] = (writer, intake)
+            return intake
 
 
 def durable(writer_settings: Mapping[str, Any]) -> dict[str, Any]:
