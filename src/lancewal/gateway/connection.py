@@ -9,7 +9,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import flight
@@ -40,6 +41,8 @@ _LONGEST_PAUSE = 1.0
 #: How many addresses of other gateways are kept, besides those that the user gave.
 _MOST_TOLD = 4
 
+_SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")
+
 R = TypeVar("R")
 
 #: Errors after which a call may be retried, perhaps at another gateway.
@@ -63,12 +66,14 @@ class Connection:
     ) -> None:
         """``before_try`` is called before each new connection to a gateway, the first one included."""
         for address in addresses:
-            if not address.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
+            if not _is_address(address):
                 raise InvalidInputError(f"{address!r} is no address of a gateway; give grpc+tls://host:port")
             if token is not None and address.startswith(("grpc://", "grpc+tcp://")):
                 _warn_of_plain_token(address)
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise InvalidInputError("a token has printable ASCII characters only")
+        if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
+            raise InvalidInputError("a token is a text of printable ASCII characters")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise InvalidInputError(f"timeout is {timeout!r}; give a number of seconds above 0")
         # A forked child would send puts under its parent's put ids, and a gateway writes each id only once.
         note_use()
         self._given = list(addresses)
@@ -87,6 +92,11 @@ class Connection:
     def address(self) -> str:
         """The address of the current gateway."""
         return self._addresses[self.turn % len(self._addresses)]
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
 
     def options(self, timeout: float | None = None) -> flight.FlightCallOptions:
         headers = [(name.encode(), value.encode()) for name, value in trace_headers().items()]
@@ -130,7 +140,8 @@ class Connection:
                 return  # another thread has already switched
             client, self._client = self._client, None
             self.turn += 1
-            if towards is not None and _same_kind(towards, self._addresses[0]):
+            # Whatever a record says, and anybody may have written it: a token for TLS is not sent without it.
+            if _is_address(towards) and _same_kind(towards, self._addresses[0]):
                 if towards not in self._addresses:
                     # The newest ones: most gateways of long ago are gone, and each would be tried.
                     told = [*self._addresses[len(self._given) :], towards]
@@ -201,8 +212,21 @@ class Trying:
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
 
+def _is_address(value: object) -> TypeGuard[str]:
+    """Whether clients can connect to ``value``, if something is there."""
+    if not isinstance(value, str) or not value.startswith(_SCHEMES):
+        return False
+    try:
+        flight.Location(value)
+    except pa.ArrowException:
+        return False
+    # A Unix socket has a path, and all others have a host.
+    parts = urlsplit(value)
+    return bool(parts.path if parts.scheme == "grpc+unix" else parts.hostname)
+
+
 def _same_kind(address: str, known: str) -> bool:
-    """Whether both addresses have the same scheme: a token for TLS must not be sent without TLS."""
+    """Whether both addresses have the same scheme."""
     return address.partition("://")[0] == known.partition("://")[0]
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from lancewal import errors
@@ -67,7 +68,12 @@ class Request:
         >>> Request.decode(Request("scan", "events", {"limit": 3}).encode()).args
         {'limit': 3}
         """
-        said = json.dumps({**self.args, "op": self.op, "table": self.table}).encode()
+        try:
+            said = json.dumps(
+                {**self.args, "op": self.op, "table": self.table}, default=_without_numpy
+            ).encode()
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(f"{self.op} cannot be sent to a gateway like this: {error}") from None
         if self.values is None:
             return said
         sink = pa.BufferOutputStream()
@@ -106,6 +112,13 @@ class Request:
             if isinstance(error, InvalidInputError):
                 raise
             raise InvalidInputError(f"the request's values are no Arrow IPC stream: {error}") from None
+
+
+def _without_numpy(value: Any) -> Any:
+    """A number of numpy as one of Python."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
 
 
 def _parsed(said: bytes, most_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any]:

@@ -307,7 +307,7 @@ class RemoteWriter:
 
     def _is_fresh(self, stream: _Stream) -> bool:
         young = time.monotonic() - stream.opened < self._connection.timeout
-        return young and stream.turn == self._connection.turn
+        return young and stream.turn == self._connection.turn and not self._connection.closed
 
     def _give_back(self, stream: _Stream) -> None:
         stream.idle_since = time.monotonic()

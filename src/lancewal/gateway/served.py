@@ -28,6 +28,7 @@ from lancewal.gateway.calls import STOPPING, Call, Limits
 from lancewal.gateway.contract import Answer, Numbered, Request
 from lancewal.gateway.watch import CallTimes
 from lancewal.reader import TableView
+from lancewal.service import checked_take_over
 from lancewal.storage import span
 from lancewal.table import Table
 from lancewal.writer import Cast, Intake, TableWriter
@@ -150,6 +151,7 @@ class Served:
 
 def durable(writer_settings: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a gateway's writer, which is durable whatever the table's own settings are."""
+    checked_take_over(writer_settings.get("take_over", "when_gone"))
     named = {name: each for name, each in writer_settings.items() if name not in _NOT_OF_SHARDS}
     if not ShardWriterConfig.resolved(writer_settings.get("config"), {}, named).durable_write:
         raise InvalidInputError(
