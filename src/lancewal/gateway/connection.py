@@ -41,6 +41,8 @@ _LONGEST_PAUSE = 1.0
 #: How many addresses of other gateways are kept, besides those that the user gave.
 _MOST_TOLD = 4
 
+#: What gRPC says of a certificate that is not trusted; the first is of BoringSSL, the second of OpenSSL.
+_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "is not in peer certificate")
 _SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")
 
 R = TypeVar("R")
@@ -72,6 +74,10 @@ class Connection:
                 _warn_of_plain_token(address)
         if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
             raise InvalidInputError("a token is a text of printable ASCII characters")
+        if tls_root_certs is not None and not (
+            isinstance(tls_root_certs, bytes) and b"BEGIN CERTIFICATE" in tls_root_certs
+        ):
+            raise InvalidInputError("tls_root_certs is no certificate; give the bytes of a PEM file")
         if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
             raise InvalidInputError(f"timeout is {timeout!r}; give a number of seconds above 0")
         # A forked child would send puts under its parent's put ids, and a gateway writes each id only once.
@@ -92,6 +98,11 @@ class Connection:
     def address(self) -> str:
         """The address of the current gateway."""
         return self._addresses[self.turn % len(self._addresses)]
+
+    @property
+    def num_addresses(self) -> int:
+        """How many gateways are known."""
+        return len(self._addresses)
 
     @property
     def closed(self) -> bool:
@@ -179,6 +190,7 @@ class Trying:
     def __init__(self, timeout: float) -> None:
         self._until = time.monotonic() + timeout
         self._pause = _FIRST_PAUSE
+        self._denials = 0
         #: Whether an attempt may have taken effect although no answer came.
         self.unanswered = False
 
@@ -192,7 +204,12 @@ class Trying:
         Raises ``failure`` itself, or :class:`OutcomeUnknownError` if an attempt may have taken effect.
         """
         moved_to = failure.address if isinstance(failure, ShardOwnedError) else None
-        if not isinstance(failure, PASSING) and moved_to is None:
+        is_final = not isinstance(failure, PASSING) and moved_to is None
+        if isinstance(failure, AccessDeniedError):
+            # Another gateway may have a certificate that is trusted, or know the token.
+            self._denials += 1
+            is_final = self._denials >= connection.num_addresses
+        if is_final:
             if self.unanswered and not isinstance(failure, _SAYS_ENOUGH):
                 raise OutcomeUnknownError(
                     f"an earlier try may have been written; then: {failure}"
@@ -249,7 +266,7 @@ def as_error(error: BaseException) -> LanceWalError:
             return rebuilt(json.loads(said))
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return AccessDeniedError(_first_line(error))
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+    if any(each in str(error) for each in _UNTRUSTED):
         return AccessDeniedError(
             "the gateway's certificate cannot be verified; pass the certificate that has signed it as "
             f"tls_root_certs ({_first_line(error)})"
