@@ -95,25 +95,42 @@ def test_tls_is_spoken_and_checked(events: lancewal.Table) -> None:
         ):
             writer.put(rows(0, 3))
             assert table.count_rows() == 3
-        other, _ = certificate()
         plain = gateway.address.replace("grpc+tls", "grpc")
-        for wrong in (
-            lancewal.connect(gateway.address, token=WRITES, tls_root_certs=other, timeout=1),
-            lancewal.connect(plain, token=WRITES, timeout=1),
-        ):
-            with wrong, pytest.raises((UnavailableError, OutcomeUnknownError)):
-                wrong.count_rows()
+        wrong = lancewal.connect(plain, token=WRITES, timeout=1)
+        with wrong, pytest.raises((UnavailableError, OutcomeUnknownError)):
+            wrong.count_rows()
 
 
-def test_an_expired_certificate_is_not_trusted(events: lancewal.Table) -> None:
-    pem, key = certificate(days=-1)
-    access = Access(read_write=(WRITES,), certificate=pem, key=key)
-    with (
-        Gateway({"events": events}, access=access, listen="localhost:0") as gateway,
-        lancewal.connect(gateway.address, token=WRITES, tls_root_certs=pem, timeout=1) as table,
-        pytest.raises((UnavailableError, OutcomeUnknownError)),
-    ):
-        table.count_rows()
+def test_a_certificate_that_is_not_trusted_was_tried_until_the_time_was_over(events: lancewal.Table) -> None:
+    """One of a stranger, one for another host, and one that has expired."""
+    (pem, key), (stranger, _), (expired, expired_key) = certificate(), certificate(), certificate(days=-1)
+    with Gateway(
+        {"events": events},
+        access=Access(read_write=(WRITES,), certificate=pem, key=key),
+        listen="localhost:0",
+    ) as gateway:
+        elsewhere = gateway.address.replace("localhost", "127.0.0.1")
+        for address, known in ((gateway.address, stranger), (elsewhere, pem)):
+            with (
+                lancewal.connect(address, token=WRITES, tls_root_certs=known, timeout=PATIENCE) as table,
+                pytest.raises(AccessDeniedError, match="certificate cannot be verified"),
+            ):
+                table.count_rows()
+        access = Access(read_write=(WRITES,), certificate=expired, key=expired_key)
+        with Gateway({"events": events}, access=access, listen="localhost:0") as old:
+            with (
+                lancewal.connect(
+                    old.address, token=WRITES, tls_root_certs=expired, timeout=PATIENCE
+                ) as table,
+                pytest.raises(AccessDeniedError, match="certificate cannot be verified"),
+            ):
+                table.count_rows()
+            # A stand-by that is trusted serves all the same.
+            both = [old.address, gateway.address]
+            with lancewal.connect(both, token=WRITES, tls_root_certs=pem, timeout=PATIENCE) as table:
+                assert table.count_rows() == 0
+    with pytest.raises(InvalidInputError, match="no certificate"):
+        lancewal.connect(gateway.address, tls_root_certs=b"a path of a file")
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 from uuid import uuid4
 
@@ -32,13 +33,13 @@ from lancewal.errors import (
     WalTruncatedError,
 )
 from lancewal.gateway import Gateway, Limits, remote_writer, served, server
-from lancewal.gateway.connection import as_error
+from lancewal.gateway.connection import Connection, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request, describe, rebuilt
 from lancewal.storage import ObjectStore
 from lancewal.writer import TableWriter
 from tests.faults import FaultyStore
 from tests.patience import PATIENCE, wait_until
-from tests.tables import APPEND_ONLY, KEY, ids, rows, wal_table
+from tests.tables import APPEND_ONLY, KEY, fast, ids, rows, wal_table
 
 SEARCHABLE = pa.schema(
     [
@@ -493,6 +494,19 @@ def test_columns_that_a_table_got_were_refused_until_the_gateway_was_restarted(t
     assert found == {0: None, 1: None, 2: "US", 3: "NL", 5: None}
 
 
+def test_a_put_that_was_on_its_way_when_columns_came_kept_others_from_using_them(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "table")
+    with Gateway({"t": table}) as gateway, lancewal.connect(gateway.address, timeout=PATIENCE) as remote:
+        remote.writer(cast=True).put(rows(0, 1))
+        (serving,) = gateway._tables.values()
+        old = serving._open_writer()
+        lance.dataset(table.uri).add_columns(pa.field("country", pa.string()))
+        remote.writer().put({"id": 1, "name": "a", "country": "NL"})
+        serving._intake(old, True)  # by the one that is on its way
+        remote.writer(cast=True).put({"id": "2", "name": "b", "country": "US"})
+        assert remote.count_rows("country = 'US'") == 1
+
+
 def test_a_writer_beside_the_gateway_in_its_process_is_told_at_once(tmp_path: Path) -> None:
     """The address of the shard's owner was the gateway's own, and its clients asked it again and again."""
     table = wal_table(tmp_path / "table")
@@ -531,6 +545,35 @@ def test_a_gateway_on_all_interfaces_told_others_to_go_to_0_0_0_0() -> None:
     for wrong in ("host", "host:", ":1", "host:70000", "grpc://host:1"):
         with pytest.raises(InvalidInputError, match="advertise"):
             server._check_advertise(wrong)
+
+
+def test_a_client_tried_every_gateway_that_it_had_ever_been_sent_to() -> None:
+    connection = Connection(["grpc://one:1", "grpc://two:2"], None, None, 1.0)
+    for port in range(50):
+        connection.turn_away(connection.turn, f"grpc://other:{port}")
+        assert connection.address == f"grpc://other:{port}"
+    tried = set()
+    for _ in range(10):
+        connection.turn_away(connection.turn)
+        tried.add(connection.address)
+    assert {"grpc://one:1", "grpc://two:2", "grpc://other:49"} < tried
+    assert len(tried) < 10
+
+
+def test_a_gateway_acknowledged_rows_that_were_in_memory_only(tmp_path: Path) -> None:
+    """The table's own settings say so, or those of whoever opens it."""
+    stored = fast(durable_write=False, max_wal_flush_interval=timedelta(days=1))
+    table = wal_table(tmp_path / "table", writer_defaults=stored)
+    with Gateway({"t": table}) as gateway, lancewal.connect(gateway.address, timeout=PATIENCE) as remote:
+        assert remote.writer().put(rows(0, 3)).num_rows == 3
+        assert ids(lancewal.open(table.uri).scan().to_table()) == [0, 1, 2]
+        (writer,) = next(iter(gateway._tables.values()))._open_writer().shard_writers.values()
+        assert writer.wal_stats().pending_batches == 0
+    for settings in ({"durable_write": False}, {"config": stored}):
+        with pytest.raises(InvalidInputError, match="durable_write"):
+            Gateway({"t": table}, **settings)
+        with pytest.raises(InvalidInputError, match="durable_write"):
+            lancewal.share(table.uri, directory=tmp_path, **settings)
 
 
 def test_refusals_that_quote_a_long_filter_were_too_large_for_a_reply(remote: lancewal.RemoteTable) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -184,6 +186,34 @@ def test_two_in_one_process_meet(tmp_path: Path) -> None:
     assert table.count_rows() == 9
     assert table.owners() == []
     assert not list(tmp_path.glob("*.sock"))
+
+
+@pytest.mark.parametrize("name", ["a b", "münchen", "a#b", "a?b", "a%20b", "a%b"])
+def test_a_directory_whose_name_a_uri_has_to_escape_could_not_be_used(tmp_path: Path, name: str) -> None:
+    """Some names failed with an error of Arrow; with others the socket was somewhere else."""
+    table = wal_table(tmp_path / "table")
+    directory = Path(tempfile.mkdtemp(prefix="l-")) / name  # short: a socket's path has 107 bytes
+    directory.mkdir()
+    try:
+        with (
+            lancewal.share(table.uri, directory=directory) as shared,
+            shared.writer() as writer,
+            lancewal.share(table.uri, directory=directory) as other,
+            other.writer() as others,
+        ):
+            assert writer.put(rows(0, 2)).num_rows == others.put(rows(2, 2)).num_rows == 2
+            assert [each.suffix for each in sorted(directory.iterdir())] == [".lock", ".sock"]
+            (owner,) = table.owners()
+            with lancewal.connect(str(owner.address)) as remote:
+                assert remote.count_rows() == 4
+    finally:
+        shutil.rmtree(directory.parent)
+
+
+def test_a_directory_that_is_not_there_was_an_error_of_the_system(tmp_path: Path) -> None:
+    table = wal_table(tmp_path / "table")
+    with pytest.raises(InvalidInputError, match="no directory"):
+        lancewal.share(table.uri, directory=tmp_path / "missing")
 
 
 def test_a_long_path_is_refused(tmp_path: Path) -> None:

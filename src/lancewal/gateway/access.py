@@ -35,8 +35,16 @@ class Access:
     key: bytes | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
+        for tokens in (self.read_write, self.read_only):
+            if isinstance(tokens, str):  # otherwise each of its letters would be a token
+                raise InvalidInputError("tokens are a list, also where there is only one")
         for token in (*self.read_write, *self.read_only):
-            if len(token) < _LEAST_TOKEN_LENGTH or not token.isascii() or not token.isprintable():
+            if (
+                not isinstance(token, str)
+                or len(token) < _LEAST_TOKEN_LENGTH
+                or not token.isascii()
+                or not token.isprintable()
+            ):
                 raise InvalidInputError(
                     f"a token has at least {_LEAST_TOKEN_LENGTH} printable ASCII characters; draw one with "
                     '`python -c "import secrets; print(secrets.token_urlsafe(32))"`'

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -159,7 +159,6 @@ class _Awaited(Waiting):
     #: Shared by all operations of a writer: those with an outcome that their event loops do not know yet.
     #: Only the thread that writes uses it.
     settled: list[_Awaited]
-    outcome: int | BaseException | None = field(init=False, default=None)
 
     def settle(self, outcome: int | BaseException) -> None:
         if self.outcome is None:
@@ -185,12 +184,16 @@ class _Awaited(Waiting):
 def _tell(settled: Sequence[_Awaited]) -> None:
     """Give coroutines their outcomes, in their event loop. Those that were cancelled get none."""
     for each in settled:
-        if each.done.done():
+        done, outcome = each.done, each.outcome
+        # The error's frames have the operation. Together they would keep its rows in memory.
+        each.data, each.outcome = None, 0
+        del each.done
+        if done.done():
             continue
-        if isinstance(each.outcome, int):
-            each.done.set_result(each.outcome)
-        elif each.outcome is not None:
-            each.done.set_exception(each.outcome)
+        if isinstance(outcome, int):
+            done.set_result(outcome)
+        elif outcome is not None:
+            done.set_exception(outcome)
 
 
 class AsyncWriter:
@@ -198,7 +201,7 @@ class AsyncWriter:
 
     ``await put(rows)`` returns the number of rows when they are durable (if the writer has
     ``durable_write``). Puts that one coroutine awaits one after the other keep their order. If a coroutine
-    is cancelled while it waits, its rows may or may not be written.
+    is cancelled while it waits, its rows may or may not be written; those that were not sent yet are dropped.
 
     >>> import asyncio, tempfile, lancewal
     >>> async def main() -> tuple[int, int]:
@@ -222,6 +225,7 @@ class AsyncWriter:
 
     async def put(self, data: Any) -> int:
         """Write rows in any form that the writer's ``put`` accepts, except streams."""
+        check_process()  # first: a forked child may wait for ever for a lock that a thread of the parent held
         if is_stream(data):
             raise InvalidInputError(
                 "an asynchronous put takes rows that are in memory; put a stream's batches"
@@ -271,7 +275,11 @@ class AsyncWriter:
         settled = self._line.settled
         waiting = _Awaited(op, data, schema, rows, num_bytes, loop, loop.create_future(), settled)
         self._line.add(waiting)
-        return await waiting.done
+        try:
+            return await waiting.done
+        except asyncio.CancelledError:
+            self._line.forget(waiting)
+            raise
 
 
 class _Line:
@@ -284,12 +292,13 @@ class _Line:
         self._lock = threading.Lock()
         self._come = Bell()
         self._turnout = Turnout()
-        self._waiting: list[_Awaited] = []
+        self._waiting: dict[_Awaited, None] = {}
         #: The thread is woken when so many operations wait.
         self._wanted = 1
         self.settled: list[_Awaited] = []
         self._thread: threading.Thread | None = None
         self._closed = False
+        self._writer_closed = False
         self._ended: Exception | None = None
 
     def add(self, waiting: _Awaited) -> None:
@@ -299,14 +308,21 @@ class _Line:
                 raise ClosedError("this writer is closed; open a new one")
             if self._thread is None:
                 self._thread = self._started()
-            self._waiting.append(waiting)
+            self._waiting[waiting] = None
             is_wanted = len(self._waiting) >= self._wanted
         if is_wanted:
             self._come.ring()
 
+    def forget(self, waiting: _Awaited) -> None:
+        """Drop an operation, unless the thread is writing it."""
+        with self._lock:
+            self._waiting.pop(waiting, None)
+
     def opened(self) -> _Writer:
         """The writer; the first caller opens it. Call it in a thread that may wait."""
         with self._opening:
+            if self._writer_closed:
+                raise ClosedError("this writer is closed; open a new one")
             if self._writer is None:
                 self._writer = self._open_writer()
             return self._writer
@@ -353,19 +369,22 @@ class _Line:
     def _write_group(self, group: list[_Awaited]) -> None:
         try:
             _write(self.opened(), group)
-        except Exception as error:
+        except BaseException as error:  # a panic of Lance is no Exception, and all would wait for ever
             for each in group:
-                each.settle(error)
+                each.settle(own_copy(error))
         finally:
             group[0].wake()
 
     def _next_group(self) -> list[_Awaited]:
         """The next operations that are written together; empty at the end."""
-        self._wait_for(1)
-        if left := self._turnout.seconds_left(len(self._waiting)):
-            self._wait_for(self._turnout.expected, left)
-        with self._lock:
-            return take_group(self._waiting)
+        while True:
+            self._wait_for(1)
+            if left := self._turnout.seconds_left(len(self._waiting)):
+                self._wait_for(self._turnout.expected, left)
+            with self._lock:
+                group = take_group(self._waiting)
+                if group or self._closed:  # all coroutines may have been cancelled meanwhile
+                    return group
 
     def _wait_for(self, number: int, seconds: float | None = None) -> None:
         """Wait until so many operations wait, or the writer is closed, or time is over."""
@@ -373,6 +392,8 @@ class _Line:
         self._come.wait_for(lambda: len(self._waiting) >= number or self._closed, seconds)
 
     def _close_writer(self) -> None:
+        with self._opening:
+            self._writer_closed = True
         try:
             if self._writer is not None:
                 self._writer.close()

@@ -13,9 +13,9 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from lancewal.errors import BusyError, UnavailableError
+from lancewal.errors import BusyError, InvalidInputError, UnavailableError
 
 STOPPING = "this gateway is stopping; call the one that takes its place"
 
@@ -35,6 +35,14 @@ class Limits:
     idle: float = 10.0
     #: How many seconds :meth:`Gateway.close` waits for running reads.
     drain: float = 30.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value, whole = getattr(self, field.name), field.name in ("calls", "put_bytes")
+            is_number = isinstance(value, int if whole else (int, float)) and not isinstance(value, bool)
+            if not is_number or not value >= (1 if whole else 0):
+                wanted = "a whole number of at least 1" if whole else "a number of seconds"
+                raise InvalidInputError(f"the limit {field.name} is {value!r}; give {wanted}")
 
 
 class Call:

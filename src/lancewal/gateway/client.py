@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -45,7 +45,10 @@ def connect(
     ...         remote.count_rows()
     1
     """
-    addresses = [address] if isinstance(address, str) else list(address)
+    is_one = isinstance(address, str | bytes) or not isinstance(address, Iterable)
+    addresses: list[Any] = [address] if is_one else list(address)
+    if not isinstance(table, str):
+        raise InvalidInputError(f"table is {table!r}; give the name under which the gateway serves it")
     if not addresses:
         raise InvalidInputError("connect needs the address of a gateway, as grpc+tls://host:port")
     return RemoteTable(Connection(addresses, token, tls_root_certs, timeout), table)
@@ -89,7 +92,7 @@ class RemoteView:
     ) -> RemoteScan:
         """All rows, each key once, in its newest version; nothing is read before the result is used."""
         args = {
-            "columns": None if columns is None else list(columns),
+            "columns": _listed(columns),
             "filter": filter,
             "limit": limit,
             "offset": offset,
@@ -110,7 +113,7 @@ class RemoteView:
             raise InvalidInputError("this table has no primary key, so no row can be looked up by it")
         arrays = asked_keys(keys, schema, Intake(schema))
         values = pa.Table.from_arrays(arrays, names=list(schema.primary_key))
-        args = {} if columns is None else {"columns": list(columns)}
+        args = {} if columns is None else {"columns": _listed(columns)}
         rows, said = self._get(Request("lookup", self._name, args, values))
         result = LookupResult(rows, np.array(said["found"], np.bool_))
         if not is_one_key(keys, schema):
@@ -234,6 +237,8 @@ class RemoteTable(RemoteView):
         may come again.
         """
         args: dict[str, Any] = {"follow": follow}
+        if start is not None and not isinstance(start, Mapping):
+            raise InvalidInputError(f"start is {start!r}; give a place that came with a batch")
         if start is not None:
             args["start"] = {str(shard): position for shard, position in start.items()}
         trying = Trying(self._connection.timeout)
@@ -325,6 +330,12 @@ def _with_places(reader: Any) -> Iterator[tuple[pa.RecordBatch, dict[str, int]]]
             for batch in [each for each in held if each.num_rows] or held[:1]:
                 yield batch, place
             held = []
+
+
+def _listed(columns: Any) -> Any:
+    """Names of columns as a list; the gateway refuses what is none."""
+    is_several = isinstance(columns, Iterable) and not isinstance(columns, str | Mapping)
+    return list(columns) if is_several else columns
 
 
 def _vector(query: Any) -> pa.Array:

@@ -9,7 +9,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 from pyarrow import flight
@@ -37,6 +38,12 @@ _PING_AFTER_MS = 5_000
 _LONGEST_WITHOUT_DATA = 150.0
 _FIRST_PAUSE = 0.02
 _LONGEST_PAUSE = 1.0
+#: How many addresses of other gateways are kept, besides those that the user gave.
+_MOST_TOLD = 4
+
+#: What gRPC says of a certificate that is not trusted; the first is of BoringSSL, the second of OpenSSL.
+_UNTRUSTED = ("CERTIFICATE_VERIFY_FAILED", "certificate verify failed", "is not in peer certificate")
+_SCHEMES = ("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")
 
 R = TypeVar("R")
 
@@ -61,14 +68,21 @@ class Connection:
     ) -> None:
         """``before_try`` is called before each new connection to a gateway, the first one included."""
         for address in addresses:
-            if not address.startswith(("grpc://", "grpc+tcp://", "grpc+tls://", "grpc+unix://")):
+            if not _is_address(address):
                 raise InvalidInputError(f"{address!r} is no address of a gateway; give grpc+tls://host:port")
             if token is not None and address.startswith(("grpc://", "grpc+tcp://")):
                 _warn_of_plain_token(address)
-        if token is not None and not (token.isascii() and token.isprintable()):
-            raise InvalidInputError("a token has printable ASCII characters only")
+        if token is not None and not (isinstance(token, str) and token.isascii() and token.isprintable()):
+            raise InvalidInputError("a token is a text of printable ASCII characters")
+        if tls_root_certs is not None and not (
+            isinstance(tls_root_certs, bytes) and b"BEGIN CERTIFICATE" in tls_root_certs
+        ):
+            raise InvalidInputError("tls_root_certs is no certificate; give the bytes of a PEM file")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
+            raise InvalidInputError(f"timeout is {timeout!r}; give a number of seconds above 0")
         # A forked child would send puts under its parent's put ids, and a gateway writes each id only once.
         note_use()
+        self._given = list(addresses)
         self._addresses = list(addresses)
         self._token = token
         self._certs = tls_root_certs
@@ -84,6 +98,16 @@ class Connection:
     def address(self) -> str:
         """The address of the current gateway."""
         return self._addresses[self.turn % len(self._addresses)]
+
+    @property
+    def num_addresses(self) -> int:
+        """How many gateways are known."""
+        return len(self._addresses)
+
+    @property
+    def closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return self._closed
 
     def options(self, timeout: float | None = None) -> flight.FlightCallOptions:
         headers = [(name.encode(), value.encode()) for name, value in trace_headers().items()]
@@ -127,9 +151,12 @@ class Connection:
                 return  # another thread has already switched
             client, self._client = self._client, None
             self.turn += 1
-            if towards is not None and _same_kind(towards, self._addresses[0]):
+            # Whatever a record says, and anybody may have written it: a token for TLS is not sent without it.
+            if _is_address(towards) and _same_kind(towards, self._addresses[0]):
                 if towards not in self._addresses:
-                    self._addresses.append(towards)
+                    # The newest ones: most gateways of long ago are gone, and each would be tried.
+                    told = [*self._addresses[len(self._given) :], towards]
+                    self._addresses = [*self._given, *told[-_MOST_TOLD:]]
                 while self.address != towards:
                     self.turn += 1
         if client is not None:
@@ -163,6 +190,7 @@ class Trying:
     def __init__(self, timeout: float) -> None:
         self._until = time.monotonic() + timeout
         self._pause = _FIRST_PAUSE
+        self._denials = 0
         #: Whether an attempt may have taken effect although no answer came.
         self.unanswered = False
 
@@ -176,7 +204,12 @@ class Trying:
         Raises ``failure`` itself, or :class:`OutcomeUnknownError` if an attempt may have taken effect.
         """
         moved_to = failure.address if isinstance(failure, ShardOwnedError) else None
-        if not isinstance(failure, PASSING) and moved_to is None:
+        is_final = not isinstance(failure, PASSING) and moved_to is None
+        if isinstance(failure, AccessDeniedError):
+            # Another gateway may have a certificate that is trusted, or know the token.
+            self._denials += 1
+            is_final = self._denials >= connection.num_addresses
+        if is_final:
             if self.unanswered and not isinstance(failure, _SAYS_ENOUGH):
                 raise OutcomeUnknownError(
                     f"an earlier try may have been written; then: {failure}"
@@ -196,8 +229,21 @@ class Trying:
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
 
+def _is_address(value: object) -> TypeGuard[str]:
+    """Whether clients can connect to ``value``, if something is there."""
+    if not isinstance(value, str) or not value.startswith(_SCHEMES):
+        return False
+    try:
+        flight.Location(value)
+    except pa.ArrowException:
+        return False
+    # A Unix socket has a path, and all others have a host.
+    parts = urlsplit(value)
+    return bool(parts.path if parts.scheme == "grpc+unix" else parts.hostname)
+
+
 def _same_kind(address: str, known: str) -> bool:
-    """Whether both addresses have the same scheme: a token for TLS must not be sent without TLS."""
+    """Whether both addresses have the same scheme."""
     return address.partition("://")[0] == known.partition("://")[0]
 
 
@@ -220,7 +266,7 @@ def as_error(error: BaseException) -> LanceWalError:
             return rebuilt(json.loads(said))
     if isinstance(error, flight.FlightUnauthenticatedError | flight.FlightUnauthorizedError):
         return AccessDeniedError(_first_line(error))
-    if "CERTIFICATE_VERIFY_FAILED" in str(error):
+    if any(each in str(error) for each in _UNTRUSTED):
         return AccessDeniedError(
             "the gateway's certificate cannot be verified; pass the certificate that has signed it as "
             f"tls_root_certs ({_first_line(error)})"

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
+import numpy as np
 import pyarrow as pa
 
 from lancewal import errors
@@ -67,7 +68,12 @@ class Request:
         >>> Request.decode(Request("scan", "events", {"limit": 3}).encode()).args
         {'limit': 3}
         """
-        said = json.dumps({**self.args, "op": self.op, "table": self.table}).encode()
+        try:
+            said = json.dumps(
+                {**self.args, "op": self.op, "table": self.table}, default=_without_numpy
+            ).encode()
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(f"{self.op} cannot be sent to a gateway like this: {error}") from None
         if self.values is None:
             return said
         sink = pa.BufferOutputStream()
@@ -108,9 +114,16 @@ class Request:
             raise InvalidInputError(f"the request's values are no Arrow IPC stream: {error}") from None
 
 
-def _parsed(said: bytes) -> dict[str, Any]:
-    if len(said) > _MAX_JSON_BYTES:
-        raise InvalidInputError(f"a request has {len(said)} bytes of JSON, {_MAX_JSON_BYTES} are allowed")
+def _without_numpy(value: Any) -> Any:
+    """A number of numpy as one of Python."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} has no form in JSON")
+
+
+def _parsed(said: bytes, most_bytes: int = _MAX_JSON_BYTES) -> dict[str, Any]:
+    if len(said) > most_bytes:
+        raise InvalidInputError(f"a request has {len(said)} bytes of JSON, {most_bytes} are allowed")
     try:
         parsed = json.loads(said)
     except (ValueError, RecursionError) as error:
@@ -184,11 +197,15 @@ class Answer:
 
     @classmethod
     def decode(cls, data: bytes) -> Answer:
-        said = _parsed(data)
-        if "error" in said:
-            shards = {UUID(shard): puts for shard, puts in said.get("shards", {}).items()}
-            return cls(said.get("number"), 0, rebuilt(said["error"]), shards)
-        return cls(said.get("number"), int(said.get("rows", 0)))
+        """Decode an answer; raises :class:`LanceWalError` for other bytes, which do not say what happened."""
+        try:
+            said = _parsed(data, len(data))  # thousands of shards may each have an error
+            if "error" in said:
+                shards = {UUID(shard): puts for shard, puts in said.get("shards", {}).items()}
+                return cls(said.get("number"), 0, rebuilt(said["error"]), shards)
+            return cls(said.get("number"), int(said.get("rows", 0)))
+        except (ValueError, TypeError, AttributeError) as error:
+            raise LanceWalError(f"the gateway's answer is unreadable: {error}") from None
 
 
 def describe(error: LanceWalError) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -51,6 +52,8 @@ class Waiting(ABC):
     schema: pa.Schema | None
     num_rows: int
     num_bytes: int
+    #: The number of rows written, or the error; ``None`` until that is known.
+    outcome: int | BaseException | None = field(init=False, default=None)
 
     @abstractmethod
     def settle(self, outcome: int | BaseException) -> None:
@@ -90,18 +93,21 @@ W = TypeVar("W", bound=Waiting)
 M = TypeVar("M")
 
 
-def take_group(waiting: list[W]) -> list[W]:
+def take_group(waiting: dict[W, None]) -> list[W]:
     """Remove the operations of the next message from the front of the line."""
     group: list[W] = []
-    taken = num_bytes = 0
+    gone: list[W] = []
+    num_bytes = 0
     for each in waiting:
-        if not each.given_up:
-            num_bytes += each.num_bytes
-            if group and (num_bytes > _MOST_BYTES or not each.goes_with(group[0])):
-                break
-            group.append(each)
-        taken += 1
-    del waiting[:taken]
+        if each.given_up:
+            gone.append(each)
+            continue
+        num_bytes += each.num_bytes
+        if group and (num_bytes > _MOST_BYTES or not each.goes_with(group[0])):
+            break
+        group.append(each)
+    for each in (*gone, *group):
+        del waiting[each]
     return group
 
 
@@ -109,7 +115,6 @@ def take_group(waiting: list[W]) -> list[W]:
 class ThreadPut(Waiting):
     """A put whose caller is a waiting thread."""
 
-    outcome: int | BaseException | None = field(init=False, default=None)
     group: Group[Any] | None = field(init=False, default=None)
     #: The thread holds this lock, by ``with``, for as long as it waits.
     present: threading.Lock = field(init=False, default_factory=threading.Lock)
@@ -154,6 +159,9 @@ class Group(Generic[M]):
         """Give every put without an outcome the error, or its number of rows if there is no error."""
         for put in self.puts:
             put.settle(put.num_rows if error is None else own_copy(error))
+        if isinstance(error, LanceWalError):
+            # Its frames have the rows and the error: together they would stay in memory.
+            error.__traceback__ = None
         for put in self.puts:
             put.wake()
 
@@ -193,7 +201,7 @@ class Gathering(Generic[M]):
         """``send`` settles all puts of a group; after an interrupt it is called again with the same group."""
         self._send = send
         self._lock = threading.Lock()
-        self._waiting: list[ThreadPut] = []
+        self._waiting: dict[ThreadPut, None] = {}
         self._under_way: list[Group[M]] = []
         self._turnout = Turnout()
 
@@ -201,13 +209,14 @@ class Gathering(Generic[M]):
         """Send the put, or let another thread send it; returns its rows."""
         with put.present:
             with self._lock:
-                self._waiting.append(put)
+                self._waiting[put] = None
             while put.outcome is None:
                 group = self._to_lead(put)
                 if group is not None:
                     self._lead(group)
                 elif put.outcome is None:
                     put.gate.acquire(timeout=self._look_again_after(put))
+        put.group = None  # the group has the put: together they would keep its rows in memory
         if isinstance(put.outcome, int):
             return put.outcome
         try:
@@ -261,5 +270,5 @@ class Gathering(Generic[M]):
                 if group in self._under_way:
                     self._under_way.remove(group)
                 self._turnout.note(len(group.puts), len(self._waiting), time.monotonic() - group.began)
-                for put in (*self._waiting[:1], *group.puts[: 0 if sent else None]):
+                for put in (*islice(self._waiting, 1), *group.puts[: 0 if sent else None]):
                     put.wake()

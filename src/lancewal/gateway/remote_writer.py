@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 
 #: A stream that was idle for so many seconds is closed, because it holds a thread of the gateway.
 _IDLE_SECONDS = 5.0
+_FAILED_CALLS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
 @dataclass(frozen=True)
@@ -190,10 +191,12 @@ class RemoteWriter:
             except InvalidInputError as error:
                 if len(group.puts) == 1:
                     raise
-                # Nothing was written. One of the puts is invalid, so each is sent alone.
+                # One of the puts is invalid, so each is sent alone; but not those that an earlier try wrote.
                 logger.debug("%d puts are sent one by one: %s", len(group.puts), error)
             group.apart = [Group([put]) for put in group.puts]
         for each in group.apart:
+            if each.puts[0].outcome is not None:
+                continue
             try:
                 self._send(each)
             except LanceWalError as error:
@@ -212,6 +215,7 @@ class RemoteWriter:
     def _send_whole(self, group: Group[_Message], message: _Message) -> None:
         """Send a message until all its rows are durable; raises errors that a retry would not change."""
         trying = message.trying
+        failure: LanceWalError | None
         ended = False
         try:
             while True:
@@ -226,8 +230,10 @@ class RemoteWriter:
                         answer = stream.send(message.batch, said, trying)
                     failure = answer.error
                     self._give_back(stream)
-                except (flight.FlightError, pa.ArrowException, OSError, StopIteration) as error:
-                    failure = as_error(error)
+                except (LanceWalError, *_FAILED_CALLS) as error:
+                    # One of our own, such as that of a closed connection, is no answer: it says nothing about
+                    # earlier tries.
+                    failure = error if isinstance(error, LanceWalError) else as_error(error)
                     if stream is not None:
                         stream.close()
                 if isinstance(failure, PartialWriteError):
@@ -301,19 +307,29 @@ class RemoteWriter:
 
     def _is_fresh(self, stream: _Stream) -> bool:
         young = time.monotonic() - stream.opened < self._connection.timeout
-        return young and stream.turn == self._connection.turn
+        return young and stream.turn == self._connection.turn and not self._connection.closed
 
     def _give_back(self, stream: _Stream) -> None:
         stream.idle_since = time.monotonic()
         with self._lock:
-            if not self._closed:
+            kept = not self._closed and self._has_reaper()
+            if kept:
                 self._idle.append(stream)
-                if self._reaper is None:
-                    self._reaper = threading.Timer(_IDLE_SECONDS, self._close_idle)
-                    self._reaper.daemon = True
-                    self._reaper.start()
-                return
-        stream.close()
+        if not kept:
+            stream.close()
+
+    def _has_reaper(self) -> bool:
+        """Whether idle streams will be closed; starts the timer for that. Requires the lock."""
+        if self._reaper is None:
+            reaper = threading.Timer(_IDLE_SECONDS, self._close_idle)
+            reaper.daemon = True
+            try:
+                reaper.start()
+            except RuntimeError as error:  # no thread is left, and the rows are written all the same
+                logger.debug("no stream is kept: %s", error)
+                return False
+            self._reaper = reaper
+        return True
 
     def _close_idle(self) -> None:
         """Close streams that were idle for a while, because each holds a thread of the gateway."""
@@ -322,10 +338,8 @@ class RemoteWriter:
             idle = [each for each in self._idle if now - each.idle_since >= _IDLE_SECONDS]
             self._idle = [each for each in self._idle if now - each.idle_since < _IDLE_SECONDS]
             self._reaper = None
-            if self._idle and not self._closed:
-                self._reaper = threading.Timer(_IDLE_SECONDS, self._close_idle)
-                self._reaper.daemon = True
-                self._reaper.start()
+            if self._idle and (self._closed or not self._has_reaper()):
+                idle, self._idle = [*idle, *self._idle], []
         for each in idle:
             run_in_background(each.close)
 
@@ -371,8 +385,11 @@ class _Stream:
             raise
         if said is None:
             raise flight.FlightUnavailableError("the gateway ended the stream without an answer")
+        answer = Answer.decode(said.to_pybytes())
+        if answer.number != numbered.number and (answer.number is not None or answer.error is None):
+            raise flight.FlightInternalError(f"put {numbered.number} got the answer to {answer.number}")
         trying.unanswered = before  # an answer is only about its own attempt, not about earlier ones
-        return Answer.decode(said.to_pybytes())
+        return answer
 
     def close(self) -> None:
         # The gateway may be gone; all answered rows are durable.

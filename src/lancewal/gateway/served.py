@@ -15,6 +15,7 @@ from uuid import UUID
 import pyarrow as pa
 from pyarrow import flight
 
+from lancewal.config import ShardWriterConfig
 from lancewal.errors import (
     ClosedError,
     InvalidInputError,
@@ -27,6 +28,7 @@ from lancewal.gateway.calls import STOPPING, Call, Limits
 from lancewal.gateway.contract import Answer, Numbered, Request
 from lancewal.gateway.watch import CallTimes
 from lancewal.reader import TableView
+from lancewal.service import checked_take_over
 from lancewal.storage import span
 from lancewal.table import Table
 from lancewal.writer import Cast, Intake, TableWriter
@@ -36,6 +38,8 @@ logger = logging.getLogger(__name__)
 #: A follower of the feed is sent an empty batch after so many seconds without changes. Clients take a
 #: gateway that sends nothing for longer for hung.
 _HEARTBEAT = 3.0
+#: The arguments of :meth:`Table.writer` that are no settings of a shard's writer.
+_NOT_OF_SHARDS = ("config", "cast", "take_over", "upkeep")
 
 
 class Served:
@@ -54,10 +58,10 @@ class Served:
         self.limits = limits
         self.times = times
         self.stop = threading.Event()
-        self._settings = dict(writer_settings)
+        self._settings = durable(writer_settings)
         self._lock = threading.Lock()
         self._writer: TableWriter | None = None
-        self._intakes: dict[Cast, Intake] = {}
+        self._intakes: dict[Cast, tuple[TableWriter, Intake]] = {}
 
     def write(self, op: str, batch: pa.RecordBatch, cast: Cast, put_id: PutId | None) -> int:
         """Write one put, after checking its size; returns its rows."""
@@ -94,7 +98,6 @@ class Served:
             if self._writer is writer and not self.stop.is_set():
                 logger.info("%s has new columns: %s", self.name, ", ".join(sorted(unknown)))
                 self._writer = None
-                self._intakes = {}
                 writer.close()
         return True
 
@@ -139,9 +142,22 @@ class Served:
 
     def _intake(self, writer: TableWriter, cast: Cast) -> Intake:
         with self._lock:
-            if cast not in self._intakes:
-                self._intakes[cast] = writer.intake(cast)
-            return self._intakes[cast]
+            made_for, intake = self._intakes.get(cast, (None, None))
+            if intake is None or made_for is not writer:
+                intake = writer.intake(cast)
+                self._intakes[cast] = (writer, intake)
+            return intake
+
+
+def durable(writer_settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a gateway's writer, which is durable whatever the table's own settings are."""
+    checked_take_over(writer_settings.get("take_over", "when_gone"))
+    named = {name: each for name, each in writer_settings.items() if name not in _NOT_OF_SHARDS}
+    if not ShardWriterConfig.resolved(writer_settings.get("config"), {}, named).durable_write:
+        raise InvalidInputError(
+            "a gateway answers when rows are durable; leave durable_write=False out, or use table.writer"
+        )
+    return {**writer_settings, "durable_write": True}
 
 
 def answered(

@@ -28,7 +28,7 @@ from lancewal.gateway.access import CALLER, Access, Doorkeeper
 from lancewal.gateway.calls import STOPPING, Call, Calls, Limits
 from lancewal.gateway.contract import Request, described_briefly
 from lancewal.gateway.served import ACTIONS, READS, Served, answered, with_dictionaries, without_values
-from lancewal.gateway.sockets import BAD_CERTIFICATE, cut_connections, is_served, why_not
+from lancewal.gateway.sockets import BAD_CERTIFICATE, cut_connections, is_served, unix_address, why_not
 from lancewal.gateway.watch import CallTimes
 from lancewal.storage import is_forked, span
 from lancewal.table import Table
@@ -70,6 +70,8 @@ class Gateway:
         send clients there. A gateway that listens on all interfaces advertises this host's name. With
         ``upkeep`` each table has a thread that maintains it, see ``Table.upkeeper``.
         """
+        if not all(isinstance(each, Table) for each in tables.values()):
+            raise InvalidInputError("a gateway serves tables, as lancewal.open gives them, by name")
         self._access = access or Access()
         self._limits = limits or Limits()
         location = _location(listen, self._access)
@@ -330,12 +332,15 @@ def _told() -> Iterator[None]:
 
 def _location(listen: str, access: Access) -> flight.Location:
     if listen.startswith("unix:/"):
-        return flight.Location(f"grpc+unix://{listen.removeprefix('unix:')}")
+        return flight.Location(unix_address(listen.removeprefix("unix:")))
     host, _, port = listen.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         raise InvalidInputError(f"listen is {listen!r}; give host:port, as 127.0.0.1:9465, or unix:/path")
     scheme = "grpc+tls" if access.certificate else "grpc"
-    return flight.Location(f"{scheme}://{host}:{port}")
+    try:
+        return flight.Location(f"{scheme}://{host}:{port}")
+    except pa.ArrowException:
+        raise InvalidInputError(f"listen is {listen!r}, and {host!r} is no host") from None
 
 
 def _check_advertise(advertise: str | None) -> None:

@@ -27,7 +27,9 @@ from lancewal.gateway.calls import Limits
 from lancewal.gateway.client import RemoteTable
 from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection
 from lancewal.gateway.remote_writer import RemoteWriter
+from lancewal.gateway.served import durable
 from lancewal.gateway.server import Gateway
+from lancewal.gateway.sockets import unix_address
 from lancewal.storage import check_process, in_forked_child, is_forked
 from lancewal.table import Table, open_table
 from lancewal.writer import Cast
@@ -94,7 +96,7 @@ class SharedTable:
         self.table = table
         self._place = place
         self._limits = limits
-        self._settings = dict(writer_settings)
+        self._settings = durable(writer_settings)
         self._lock = threading.Lock()
         self._gateway: Gateway | None = None
         self._closed = False
@@ -174,10 +176,12 @@ class _Place:
             raise InvalidInputError(
                 f"the path {self.socket} is too long for a socket; give a directory with a shorter one"
             )
+        if not where.is_dir():
+            raise InvalidInputError(f"{where} is no directory; make it, or give another one")
 
     @property
     def address(self) -> str:
-        return f"grpc+unix://{self.socket}"
+        return unix_address(self.socket)
 
     def take(self) -> bool:
         """Get the lock; ``False`` while another process has it."""

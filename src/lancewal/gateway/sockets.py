@@ -15,7 +15,7 @@ import socket
 import stat
 import weakref
 from collections.abc import Collection
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from pyarrow import flight
 
@@ -24,6 +24,17 @@ from lancewal.storage import in_forked_child
 _OWN_FILES = "/dev/fd"
 #: Why a server with TLS did not start on an address that is free.
 BAD_CERTIFICATE = "the certificate and the key are no PEM files, or do not belong together"
+
+
+def unix_address(path: str | bytes | os.PathLike[str]) -> str:
+    """The address of a Unix socket; it is a URI.
+
+    Its path is escaped twice, because first Arrow decodes it and then gRPC does.
+
+    >>> unix_address("/tmp/user.sock"), unix_address("/tmp/a user.sock")
+    ('grpc+unix:///tmp/user.sock', 'grpc+unix:///tmp/a%2520user.sock')
+    """
+    return f"grpc+unix://{quote(quote(os.fsencode(path)))}"
 
 
 def is_served(listen: str) -> bool:
@@ -96,8 +107,7 @@ def _is_at(connection: socket.socket, address: str) -> bool:
     connection.getpeername()  # raises for one that is not connected
     here = connection.getsockname()
     if connection.family == socket.AF_UNIX:
-        name = here.decode() if isinstance(here, bytes) else here
-        return bool(name) and address == f"grpc+unix://{name}"
+        return bool(here) and address == unix_address(here)
     return connection.family in (socket.AF_INET, socket.AF_INET6) and address.endswith(f":{here[1]}")
 
 
