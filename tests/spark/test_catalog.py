@@ -19,7 +19,7 @@ VECTORS = pa.schema(
     [
         pa.field("id", pa.int64(), nullable=False),
         pa.field("a,b", pa.string(), nullable=False),
-        pa.field("it's \\ odd", pa.list_(pa.float32(), 3)),
+        pa.field("it's \u017cabi", pa.list_(pa.float32(), 3)),
         pa.field("wide:1", pa.list_(pa.float64(), 2)),
         pa.field("tags", pa.list_(pa.string()), nullable=False),
         pa.field("inside", pa.struct([("x, y", pa.decimal128(20, 3)), ("at", pa.timestamp("us", "UTC"))])),
