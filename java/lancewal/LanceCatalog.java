@@ -4,15 +4,18 @@ import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.Arrays;
 import java.util.HashMap;
+import java.util.List;
+import java.util.Locale;
 import java.util.Map;
 import java.util.Set;
-import java.util.stream.Collectors;
 import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
 import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
+import org.apache.spark.sql.catalyst.parser.CatalystSqlParser$;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.ProcedureCatalog;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
 import org.apache.spark.sql.connector.catalog.Table;
-import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableCatalogCapability;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TableInfo;
@@ -23,13 +26,19 @@ import org.apache.spark.sql.connector.expressions.Expression;
 import org.apache.spark.sql.connector.expressions.Literal;
 import org.apache.spark.sql.connector.expressions.NamedReference;
 import org.apache.spark.sql.connector.expressions.Transform;
+import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
+import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * The tables below one directory: {@code spark.sql.catalog.lance = lancewal.LanceCatalog} with
  * {@code spark.sql.catalog.lance.root}. A name with a slash is a path of its own.
+ *
+ * <p>It stages tables only because Spark drops a table that is to be replaced before it creates the other one,
+ * unless the catalog does both.
  */
-public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
+public final class LanceCatalog implements StagingTableCatalog, ProcedureCatalog {
   private static final String ROOT = "root";
   /** Properties that Spark adds by itself. */
   private static final Set<String> SPARKS_OWN = Set.of(PROP_PROVIDER, PROP_OWNER, PROP_COMMENT, PROP_EXTERNAL);
@@ -95,7 +104,7 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
         "the state of a table at any past time is not kept; VERSION AS OF reads a checkpoint by its name");
   }
 
-  private Table load(Identifier table, Map<String, String> options) throws NoSuchTableException {
+  private LanceTable load(Identifier table, Map<String, String> options) throws NoSuchTableException {
     try {
       return new LanceTable(name + "." + table, options, PythonCalls.describe(options));
     } catch (PythonCalls.RefusedException refused) {
@@ -110,20 +119,39 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
   }
 
   @Override
-  public Table createTable(Identifier table, TableInfo info)
-      throws TableAlreadyExistsException {
+  public Table createTable(Identifier table, TableInfo info) throws TableAlreadyExistsException {
+    return created(table, info);
+  }
+
+  /** CREATE TABLE … AS SELECT: a table that is there from the start, and is dropped if the rows fail. */
+  @Override
+  public StagedTable stageCreate(Identifier table, TableInfo info) throws TableAlreadyExistsException {
+    return new Staged(created(table, info), () -> dropTable(table));
+  }
+
+  @Override
+  public StagedTable stageReplace(Identifier table, TableInfo info) {
+    throw notReplaced(table);
+  }
+
+  @Override
+  public StagedTable stageCreateOrReplace(Identifier table, TableInfo info) {
+    throw notReplaced(table);
+  }
+
+  private UnsupportedOperationException notReplaced(Identifier table) {
+    return new UnsupportedOperationException(
+        "a table is not replaced, because its rows and those that others write meanwhile would be lost, also if "
+            + "the new one fails. Create another table, or DROP TABLE "
+            + name
+            + "."
+            + table
+            + " first; CREATE TABLE IF NOT EXISTS keeps what is there");
+  }
+
+  private LanceTable created(Identifier table, TableInfo info) throws TableAlreadyExistsException {
     Map<String, String> options = options(table);
-    info.properties()
-        .forEach(
-            (key, value) -> {
-              if (key.equals(PROP_LOCATION)) {
-                throw new UnsupportedOperationException(
-                    "LOCATION is not needed: name the table by its path, as " + name + ".`" + value + "`");
-              }
-              if (!SPARKS_OWN.contains(key) && !key.startsWith(OPTION_PREFIX)) {
-                options.put(key, value);
-              }
-            });
+    info.properties().forEach((key, value) -> property(key, value, options));
     if (info.partitions().length > 1) {
       throw new UnsupportedOperationException(
           "a table is sharded by one column, not by " + Arrays.toString(info.partitions()));
@@ -132,12 +160,11 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
       shard(each, options);
     }
     for (Constraint each : info.constraints()) {
-      if (each instanceof PrimaryKey) {
-        options.put(
-            "primaryKey",
-            Arrays.stream(((PrimaryKey) each).columns())
-                .map(column -> String.join(".", column.fieldNames()))
-                .collect(Collectors.joining(",")));
+      if (each instanceof PrimaryKey key) {
+        // As JSON, because a name may have a comma.
+        List<String> columns =
+            Arrays.stream(key.columns()).map(column -> columnOf(column, info.schema())).toList();
+        options.put("primaryKey", PythonCalls.JSON.valueToTree(columns).toString());
       } else {
         throw new UnsupportedOperationException("PRIMARY KEY is the only constraint that a table can have");
       }
@@ -158,6 +185,33 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
     } catch (NoSuchTableException error) {
       throw Refusals.sneaky(error);
     }
+  }
+
+  private void property(String key, String value, Map<String, String> options) {
+    if (key.equals(PROP_LOCATION)) {
+      String path = value.startsWith("file:/") ? value.replaceFirst("^file:/+", "/") : value;
+      throw new UnsupportedOperationException(
+          "LOCATION is not needed: name the table by its path, as " + name + ".`" + path + "`");
+    }
+    // Without USING some writers name the session's default.
+    if (key.equals(PROP_PROVIDER)
+        && !value.equalsIgnoreCase(PythonCalls.FORMAT)
+        && !value.equalsIgnoreCase(SQLConf.get().defaultDataSourceName())) {
+      throw new UnsupportedOperationException(
+          "tables of " + name + " are lancewal's, not " + value + "'s; leave USING out");
+    }
+    if (!SPARKS_OWN.contains(key) && !key.startsWith(OPTION_PREFIX)) {
+      options.put(key, value);
+    }
+  }
+
+  /** The column that is meant, as the table spells it. Spark resolves no names of a PRIMARY KEY. */
+  private static String columnOf(NamedReference named, StructType schema) {
+    String asked = String.join(".", named.fieldNames());
+    if (SQLConf.get().caseSensitiveAnalysis() || Arrays.asList(schema.fieldNames()).contains(asked)) {
+      return asked;
+    }
+    return Arrays.stream(schema.fieldNames()).filter(asked::equalsIgnoreCase).findFirst().orElse(asked);
   }
 
   /** PARTITIONED BY (bucket(8, id)) or (tenant): how keys are divided into shards. */
@@ -184,7 +238,11 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
 
   @Override
   public Table alterTable(Identifier table, TableChange... changes) {
-    throw new UnsupportedOperationException("columns are changed with Lance itself, or with lancewal in Python");
+    boolean ofColumns = Arrays.stream(changes).allMatch(TableChange.ColumnChange.class::isInstance);
+    throw new UnsupportedOperationException(
+        ofColumns
+            ? "columns are changed with Lance itself, or with lancewal in Python"
+            : "only columns of a table can be changed, with Lance itself; create another table and copy the rows");
   }
 
   @Override
@@ -200,9 +258,12 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
     throw new UnsupportedOperationException("a table is where its directory is; it cannot be renamed");
   }
 
+  /** Also as {@code lance.system.compact}. */
   @Override
   public UnboundProcedure loadProcedure(Identifier procedure) {
-    return new Upkeep(this, procedure.name());
+    String[] namespace = procedure.namespace();
+    boolean known = namespace.length == 0 || namespace.length == 1 && namespace[0].equalsIgnoreCase("system");
+    return new Upkeep(this, known ? procedure.name().toLowerCase(Locale.ROOT) : procedure.toString());
   }
 
   @Override
@@ -212,10 +273,14 @@ public final class LanceCatalog implements TableCatalog, ProcedureCatalog {
 
   /** The options of the table that a procedure names, as {@code namespace.table} or by its path. */
   Map<String, String> options(String named) {
-    if (named.contains("/")) {
+    if (named.contains("/") && !named.contains("`")) {
       return options(Identifier.of(new String[0], named));
     }
-    String[] parts = named.split("\\.");
+    String[] parts =
+        named.contains("`")
+            ? CollectionConverters.asJava(CatalystSqlParser$.MODULE$.parseMultipartIdentifier(named))
+                .toArray(String[]::new)
+            : named.split("\\.");
     int first = parts.length > 1 && parts[0].equals(name) ? 1 : 0;
     return options(
         Identifier.of(Arrays.copyOfRange(parts, first, parts.length - 1), parts[parts.length - 1]));

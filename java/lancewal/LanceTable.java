@@ -19,10 +19,14 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A table of lancewal for Spark's planner. Rows are read and written by Python workers. */
-final class LanceTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperations {
+class LanceTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperations {
   private final String name;
   private final Map<String, String> options;
   final PythonCalls.Description described;
+
+  LanceTable(LanceTable other) {
+    this(other.name, other.options, other.described);
+  }
 
   LanceTable(String name, Map<String, String> options, PythonCalls.Description described) {
     this.name = name;

@@ -63,7 +63,10 @@ final class RowChanges implements SupportsDelta {
 
   @Override
   public NamedReference[] rowId() {
-    return Arrays.stream(table.described.key()).map(Expressions::column).toArray(NamedReference[]::new);
+    // Quoted: Spark parses the name, and it may have a comma.
+    return Arrays.stream(table.described.key())
+        .map(name -> Expressions.column("`" + name.replace("`", "``") + "`"))
+        .toArray(NamedReference[]::new);
   }
 
   @Override

@@ -24,9 +24,6 @@ final class Upkeep implements UnboundProcedure, BoundProcedure {
   private final String name;
 
   Upkeep(LanceCatalog catalog, String name) {
-    if (!NAMES.contains(name)) {
-      throw new IllegalArgumentException("there is no procedure " + name + "; there are " + NAMES);
-    }
     this.catalog = catalog;
     this.name = name;
   }
@@ -41,8 +38,12 @@ final class Upkeep implements UnboundProcedure, BoundProcedure {
     return "lancewal " + name;
   }
 
+  /** Unknown names are refused here: Spark does not show why a procedure could not be loaded. */
   @Override
   public BoundProcedure bind(StructType given) {
+    if (!NAMES.contains(name)) {
+      throw new IllegalArgumentException("there is no procedure " + name + "; there are " + NAMES);
+    }
     return this;
   }
 

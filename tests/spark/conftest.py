@@ -49,6 +49,16 @@ def by_tasks(spark: SparkSession) -> Iterator[None]:
     spark.conf.set("spark.sql.lancewal.answers", "true")
 
 
+@pytest.fixture
+def root(spark: SparkSession, tmp_path: Path) -> str:
+    """A catalog of its own, whose tables are below one directory."""
+    spark.conf.set("spark.sql.catalog.here", "lancewal.LanceCatalog")
+    spark.conf.set("spark.sql.catalog.here.root", str(tmp_path))
+    # Spark keeps a catalog that it has made.
+    spark._jsparkSession.sessionState().catalogManager().reset()
+    return str(tmp_path)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def ended_like_interrupted() -> Iterator[None]:
     """Who ends the run (``timeout`` does) must not leave clusters behind: they are ended by the tests."""

@@ -28,7 +28,9 @@ PAGE = ROOT / "docs" / "spark.md"
 VERSIONS = ("4.1", "4.2", "4.3")
 #: Every part of the room; the others attack what is the same on each version.
 TESTS = (
+    "test_answers.py",
     "test_backup.py",
+    "test_catalog.py",
     "test_connect.py",
     "test_debezium.py",
     "test_diagnosis.py",
@@ -37,11 +39,13 @@ TESTS = (
     "test_jobs.py",
     "test_low_latency.py",
     "test_merged.py",
+    "test_progress.py",
     "test_reading.py",
     "test_round_trip.py",
     "test_search.py",
     "test_sink.py",
     "test_sql.py",
+    "test_vectors.py",
     "test_versions.py",
 )
 

@@ -50,3 +50,7 @@ def frame(spark: SparkSession, rows: Rows, schema: str = "id long, name string")
 
 def named(start: int, count: int, prefix: str = "name") -> Rows:
     return [(i, f"{prefix}_{i}") for i in range(start, start + count)]
+
+
+def ask(spark: SparkSession, sql: str) -> Rows:
+    return [tuple(row) for row in spark.sql(sql).collect()]

@@ -17,8 +17,10 @@ PROGRAM = """
 import sys
 from lancewal.spark import changes, compact, flush, gc, route, session, stream, write
 table, files, checkpoint = sys.argv[1:]
-spark = session(remote="local[2]", conf={"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"})
+conf = {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2"}
+spark = session(remote="local[2]", conf=conf, front=True)
 assert "connect" in type(spark).__module__
+spark.conf.set("spark.sql.lancewal.front", "false")
 SCHEMA = "id long, name string"
 frame = lambda start: spark.createDataFrame([(i, f"name_{i}") for i in range(start, start + 5)], SCHEMA)
 frame(0).write.format("lancewal").mode("append").save(table)
@@ -38,6 +40,16 @@ assert spark.sql("SELECT count(*) FROM seen").first()[0] == 11
 assert route(frame(0), table).count() == 5
 assert len(compact(spark, table)) == 3
 assert gc(spark, table, dry_run=True)
+assert spark.read.format("lancewal").load(table).count() == 11
+spark.conf.set("spark.sql.lancewal.front", "true")
+name = f"lance.`{table}-vectors`"
+how = "TBLPROPERTIES (vectorDimensions = 'v:2')"
+spark.sql(f"CREATE TABLE {name} (id BIGINT, v ARRAY<FLOAT>, PRIMARY KEY (id)) {how}")
+spark.sql(f"INSERT INTO {name} VALUES (1, array(1, 2)), (2, NULL)")
+spark.sql(f"UPDATE {name} SET v = array(3, 4) WHERE id = 1")
+for answers in ("true", "false"):
+    spark.conf.set("spark.sql.lancewal.answers", answers)
+    assert sorted(map(tuple, spark.table(name).collect())) == [(1, [3.0, 4.0]), (2, None)]
 assert spark.read.format("lancewal").load(table).count() == 11
 spark.stop()
 """

@@ -13,8 +13,9 @@ from pyspark.sql import types as st
 import lancewal
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, NotInitializedError
+from lancewal.spark.creation import creation_options, open_for_writing
+from lancewal.spark.front import answer
 from lancewal.spark.options import Options
-from lancewal.spark.sink import open_for_writing
 from tests.spark.tables import new_table, options_of
 
 SCHEMA = st.StructType(
@@ -51,6 +52,40 @@ def test_a_table_without_a_key_is_unsharded_unless_told_otherwise(tmp_path: Path
     assert lancewal.open(identity.uri).router().transform == "identity"
 
 
+def test_a_key_that_begins_with_bytes_was_refused_without_a_bucket_column(tmp_path: Path) -> None:
+    columns = st.StructType([st.StructField("raw", st.BinaryType(), False), *SCHEMA.fields])
+    options = options_of(str(tmp_path / "t"), createIfMissing="true", primaryKey="raw,id")
+    router = lancewal.open(open_for_writing(options, columns).uri).router()
+    assert (router.column, router.num_buckets) == ("id", 4)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"primaryKey": "id", "numBuckets": 3},
+        {"primaryKey": "name,id", "bucketColumn": "id", "vectorDimensions": "v:2"},
+        {"primaryKey": "id", "unsharded": "true"},
+        {"primaryKey": "name,id", "identityColumn": "name"},
+        {"bucketColumn": "name"},
+        {},
+    ],
+    ids=str,
+)
+def test_the_options_that_describe_a_table_make_the_same_one(tmp_path: Path, given: dict[str, Any]) -> None:
+    first = create(tmp_path / "one", **given)
+    second = create(tmp_path / "two", **creation_options(first))
+    assert creation_options(second) == creation_options(first)
+    assert second.schema.columns.remove_metadata() == first.schema.columns.remove_metadata()
+    assert second.details.sharding_specs == first.details.sharding_specs
+
+
+def test_a_table_whose_shards_are_chosen_by_hand_could_not_be_shown(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "t", by_hand=True)
+    shown = answer({"question": "describe", "options": {"path": table.uri}, "arguments": {}})
+    assert shown["key"] == ["id"]
+    assert shown["properties"]["primaryKey"] == "id"
+
+
 def test_a_lance_table_without_a_write_path_gets_one(tmp_path: Path) -> None:
     lance.write_dataset(pa.table({"id": [1]}), str(tmp_path / "t"))
     with pytest.raises(NotInitializedError):
@@ -76,6 +111,7 @@ def test_a_table_that_is_there_is_used_as_it_is(tmp_path: Path) -> None:
         {"numBuckets": 7},
         {"bucketColumn": "name"},
         {"identityColumn": "id"},
+        {"unsharded": "true"},
         {"vectorDimensions": "name:3"},
     ],
     ids=str,
@@ -98,6 +134,8 @@ def test_options_that_contradict_the_table_are_refused(tmp_path: Path, given: di
         {"primaryKey": "v"},
         {"bucketColumn": "absent"},
         {"primaryKey": "id", "identityColumn": "id", "numBuckets": 2},
+        {"primaryKey": "id", "unsharded": "true", "numBuckets": 1},
+        {"primaryKey": "id", "unsharded": "true", "identityColumn": "id"},
     ],
     ids=str,
 )

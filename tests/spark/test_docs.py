@@ -24,13 +24,19 @@ FEATURES = {
         "test_filters_limits_and_counts_are_told_to_the_table",
     ],
     "`count(*)` without reading columns": ["test_filters_limits_and_counts_are_told_to_the_table"],
-    "`CREATE`, `DESCRIBE`, `DROP`": ["test_a_table_is_created_described_changed_merged_and_dropped"],
+    "`CREATE`, `DESCRIBE`, `DROP`": [
+        "test_a_table_is_created_described_changed_merged_and_dropped",
+        "test_show_create_table_said_what_create_refused",
+    ],
     "`INSERT`": ["test_a_table_is_created_described_changed_merged_and_dropped"],
     "`UPDATE`, `DELETE`, `MERGE INTO`": [
         "test_a_table_is_created_described_changed_merged_and_dropped",
         "test_the_same_changes_by_calls",
     ],
-    "`INSERT OVERWRITE`, `ALTER TABLE`": [],
+    "`REPLACE`, `INSERT OVERWRITE`, `ALTER TABLE`": [
+        "test_replace_dropped_a_table_before_it_made_another",
+        "test_what_cannot_be_done_is_refused_for_what_it_is_and_changes_nothing",
+    ],
     "`CALL` for maintenance": ["test_a_table_is_created_described_changed_merged_and_dropped"],
     "exactly-once streaming sink": ["test_a_stream_lands_exactly_once_while_tasks_and_commits_die"],
     "change feed as a stream": ["test_a_stream_is_applied_to_another_table_which_ends_up_the_same"],

@@ -60,14 +60,16 @@ def test_a_snapshot_with_a_filter_needs_no_key_among_the_columns(tmp_path: Path,
     start = stream.initialOffset()
     with table.writer() as writer:
         writer.put(rows(1, 6))
-    middle = stream.latestOffset(start)
-    end = stream.latestOffset(middle)
 
     def count(first: dict[str, Any], last: dict[str, Any]) -> int:
         return sum(b.num_rows for part in stream.partitions(first, last) for b in stream.read(part))
 
     # Two rows of the snapshot, four of the changes.
-    assert (count(start, middle), count(middle, end)) == (2, 4)
+    if HAS_LIMITS:
+        middle = stream.latestOffset(start)
+        assert (count(start, middle), count(middle, stream.latestOffset(middle))) == (2, 4)
+    else:
+        assert count(start, stream.latestOffset()) == 2 + 4
 
 
 def test_a_stream_is_applied_to_another_table_which_ends_up_the_same(

@@ -85,9 +85,15 @@ def test_every_query_of_one_frame_sees_what_was_written_before_it(
             writer.put(rows(start, 5))
         counts += [df.count(), spark.sql("SELECT count(*) FROM fresh").collect()[0][0]]
     assert counts == [5, 5, 10, 10]
+    # What is collected twice is one query: Spark keeps the plan with the object.
+    derived = df.select("id")
+    assert len(derived.collect()) == 10
+    with table.writer() as writer:
+        writer.put(rows(0, 11))
+    assert (len(derived.collect()), len(df.select("id").collect())) == (10, 11)
     # Two scans of one query do not filter each other's rows.
     both = df.filter("id < 2").union(df.filter("id > 7"))
-    assert sorted(row.id for row in both.collect()) == [0, 1, 8, 9]
+    assert sorted(row.id for row in both.collect()) == [0, 1, 8, 9, 10]
 
 
 def test_without_the_front_the_format_reads_as_ever(

@@ -271,3 +271,11 @@ def test_a_filter_that_fails_on_a_row_was_refused_by_tables_and_an_error_of_stor
         table.scan(filter=condition).to_table()
     with pytest.raises(InvalidInputError, match="filter"):
         read(reader_of(table, filter=condition))
+
+
+def test_a_column_that_was_renamed_under_a_frame_was_a_key_error(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    schema = spark_schema(table.schema)
+    lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})
+    with pytest.raises(InvalidInputError, match="no column name any more; its columns are id, title"):
+        MergedReader(options_of(table), schema)

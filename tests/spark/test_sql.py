@@ -4,32 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import lancewal
 from lancewal.errors import InvalidInputError
 from lancewal.spark import delete, merge, update
-from tests.spark.tables import content, new_table
+from tests.spark.tables import ask, content, new_table
 from tests.tables import APPEND_ONLY, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-@pytest.fixture
-def root(spark: SparkSession, tmp_path: Path) -> str:
-    """A catalog of its own, whose tables are below one directory."""
-    spark.conf.set("spark.sql.catalog.here", "lancewal.LanceCatalog")
-    spark.conf.set("spark.sql.catalog.here.root", str(tmp_path))
-    # Spark keeps a catalog that it has made.
-    spark._jsparkSession.sessionState().catalogManager().reset()
-    return str(tmp_path)
-
-
-def ask(spark: SparkSession, sql: str) -> list[tuple[Any, ...]]:
-    return [tuple(row) for row in spark.sql(sql).collect()]
 
 
 def test_a_table_is_created_described_changed_merged_and_dropped(spark: SparkSession, root: str) -> None:
@@ -136,6 +122,55 @@ def test_rows_with_a_key_of_bytes_are_updated_and_merged(spark: SparkSession, ro
         ask(spark, "UPDATE here.raw SET id = X'04'")
 
 
+def test_rows_are_changed_by_keys_of_every_type_and_a_key_with_a_comma_in_its_name_was_a_syntax_error(
+    spark: SparkSession, root: str
+) -> None:
+    key = ["`a,b`", "`c d`", "`SELECT`", "Mixed", "`it's`", "text", "raw"]
+    types = ["BOOLEAN", "TINYINT", "SMALLINT", "INT", "BIGINT", "STRING", "BINARY"]
+    columns = ", ".join(map(" ".join, zip(key, types, strict=True)))
+    ask(
+        spark,
+        f"CREATE TABLE here.odd ({columns}, v STRUCT<x: INT, `y z`: STRING>, PRIMARY KEY ({', '.join(key)})) "
+        "PARTITIONED BY (bucket(2, text))",
+    )
+    least = (False, -(1 << 7), -(1 << 15), -(1 << 31), -(1 << 63), "", b"")
+    most = (True, (1 << 7) - 1, (1 << 15) - 1, (1 << 31) - 1, (1 << 63) - 1, "\u017c", b"\xff\0")
+    found = spark.createDataFrame([(*least, None), (*most, (1, "one"))], spark.table("here.odd").schema)
+    found.writeTo("here.odd").append()
+    ask(spark, "UPDATE here.odd SET V.x = 2, v.`y z` = concat(v.`y z`, '!') WHERE `A,B` AND MIXED > 0")
+    assert content(f"{root}/odd") == [(*least, None), (*most, {"x": 2, "y z": "one!"})]
+    found.selectExpr("*", "`c d` < 0 AS gone").createOrReplaceTempView("found")
+    ask(
+        spark,
+        f"MERGE INTO here.odd USING found s ON {' AND '.join(f'odd.{name} = s.{name}' for name in key)} "
+        "WHEN MATCHED AND s.gone THEN DELETE WHEN MATCHED THEN UPDATE SET odd.v = s.v",
+    )
+    assert content(f"{root}/odd") == [(*most, {"x": 1, "y z": "one"})]
+    ask(spark, "DELETE FROM here.odd t WHERE t.raw = (SELECT max(u.raw) FROM here.odd u)")
+    assert content(f"{root}/odd") == []
+
+
+def test_a_statement_about_its_own_table_finds_the_rows_of_one_state(
+    spark: SparkSession, tmp_path: Path, root: str
+) -> None:
+    table = new_table(tmp_path / "docs")
+    with table.writer() as writer:
+        writer.put(rows(0, 6))
+    ask(spark, "INSERT INTO here.docs SELECT id + 10, name FROM here.docs")
+    ask(spark, "DELETE FROM here.docs t WHERE EXISTS (SELECT 1 FROM here.docs u WHERE u.id = t.id + 12)")
+    assert [i for i, _ in content(table)] == [4, 5, *range(10, 16)]
+    ask(spark, "UPDATE here.docs SET name = (SELECT max(name) FROM here.docs) WHERE id NOT IN (4, 10)")
+    ask(
+        spark,
+        "MERGE INTO here.docs t "
+        "USING (SELECT id + 5 AS id, name FROM here.docs WHERE id > 9) s ON t.id = s.id "
+        "WHEN MATCHED THEN UPDATE SET name = s.name WHEN NOT MATCHED THEN INSERT * "
+        "WHEN NOT MATCHED BY SOURCE AND t.id < 14 THEN DELETE",
+    )
+    expected = [(14, "name_5"), (15, "name_0"), *((i, "name_5") for i in range(16, 21))]
+    assert content(table) == expected
+
+
 def test_a_column_that_is_created_not_null_takes_no_nulls(spark: SparkSession, root: str) -> None:
     ask(spark, "CREATE TABLE here.strict (id BIGINT, text STRING NOT NULL, more INT, PRIMARY KEY (id))")
     ask(spark, "INSERT INTO here.strict VALUES (1, 'one', NULL), (2, 'two', 2)")
@@ -145,40 +180,6 @@ def test_a_column_that_is_created_not_null_takes_no_nulls(spark: SparkSession, r
         ask(spark, "UPDATE here.strict SET text = NULL WHERE id = 1")
     ask(spark, "DELETE FROM here.strict WHERE more = 2")
     assert content(f"{root}/strict") == [(1, "one", None)]
-
-
-@pytest.mark.parametrize(
-    ("columns", "said"),
-    [
-        ("id BIGINT, v VARCHAR(3)", "column v is varchar\\(3\\); tables limit no text"),
-        (
-            "id BIGINT, v ARRAY<STRUCT<a: STRING COLLATE UTF8_LCASE>>",
-            "column v.a is .*; tables keep no collation",
-        ),
-        ("id BIGINT, v VARIANT", "column v is a variant"),
-        ("id BIGINT, v INTERVAL YEAR", "column v is interval year, which no table can hold"),
-        ("a BIGINT, b BIGINT, PRIMARY KEY (a, b)) PARTITIONED BY (a, b", "sharded by one column"),
-        ("a BIGINT, b BIGINT, PRIMARY KEY (a, b)) PARTITIONED BY (bucket(4, a, b)", "sharded by one column"),
-    ],
-)
-def test_what_a_new_table_would_not_keep_is_refused_by_name(
-    spark: SparkSession, root: str, columns: str, said: str
-) -> None:
-    with pytest.raises(Exception, match=said):
-        ask(spark, f"CREATE TABLE here.other ({columns})")
-    assert not Path(root, "other").exists()
-
-
-def test_a_past_time_and_a_procedure_without_its_table_are_refused_for_what_they_are(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    table = new_table(tmp_path / "table")
-    with pytest.raises(Exception, match="VERSION AS OF reads a checkpoint"):
-        ask(spark, f"SELECT * FROM lance.`{table.uri}` TIMESTAMP AS OF '2024-01-01'")
-    with pytest.raises(Exception, match="the argument table of flush is null"):
-        ask(spark, "CALL lance.flush(NULL)")
-    with pytest.raises(Exception, match="the argument to of backup is null"):
-        ask(spark, f"CALL lance.backup('{table.uri}', to => NULL)")
 
 
 def test_the_same_changes_by_calls(spark: SparkSession, tmp_path: Path) -> None:

@@ -20,9 +20,8 @@ from pyspark.sql import types as st
 from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, LanceWalError, TableNotFoundError
 from lancewal.service import is_owned
-from lancewal.shard import ShardRouter
+from lancewal.spark.creation import creation_options, open_for_writing
 from lancewal.spark.options import OpenTable, Options
-from lancewal.spark.sink import open_for_writing
 from lancewal.spark.source import DefaultSource
 from lancewal.spark.worker import settle
 from lancewal.storage import ObjectStore
@@ -45,22 +44,20 @@ def answer(asked: Mapping[str, Any]) -> _Answer:
 def _describe(options: dict[str, str], arguments: _Arguments) -> _Answer:
     """The columns, key and properties of a table, and the data source pickled for Spark's workers."""
     source = DefaultSource(options)
-    table = OpenTable.open(Options.parse(options))
-    router = ShardRouter.of_table(table.base, table.store)
-    key = table.base.schema.primary_key
+    base = OpenTable.open(Options.parse(options)).base
     properties = {
-        "location": table.base.uri,
+        "location": base.uri,
+        # SHOW CREATE TABLE then has no LOCATION, which CREATE refuses: the name of a table says where it is.
+        "is_managed_location": "true",
         "provider": DefaultSource.name(),
-        "primaryKey": ",".join(key),
-        "sharding": f"{router.transform}({router.column})" if router.column else "unsharded",
-        "numBuckets": str(router.num_buckets or ""),
+        **creation_options(base),
     }
     pickled: bytes = cloudpickle.dumps(source)  # type: ignore[no-untyped-call]
     return {
         "schema": source.schema().json(),
         "source": base64.b64encode(pickled).decode(),
-        "key": list(key),
-        "properties": {name: value for name, value in properties.items() if value},
+        "key": list(base.schema.primary_key),
+        "properties": properties,
     }
 
 

@@ -12,6 +12,7 @@ from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from lancewal.base import BaseTable, fragments_of, row_count
+from lancewal.errors import InvalidInputError
 from lancewal.format import KeySet
 from lancewal.predicate import Predicate
 from lancewal.reader import (
@@ -341,6 +342,12 @@ class MergedReader(DataSourceReader):
         self._wanted = Wanted(
             tuple(self._schema.fieldNames()), None, min(limits, default=None), bool(request.get("count"))
         )
+        gone = [name for name in self._wanted.columns if name not in self._table_columns.names]
+        if gone and not self._wanted.counts:
+            raise InvalidInputError(
+                f"the table has no column {', '.join(gone)} any more; its columns are "
+                f"{', '.join(self._table_columns.names)}. Load it, or make the view, again"
+            )
         self._apply_conditions()
         if options.flag("filterPushdown"):
             self.pushFilters = _PushFilters(self)  # type: ignore[method-assign]

@@ -41,6 +41,7 @@ CREATE_OPTIONS = (
     "numBuckets",
     "bucketColumn",
     "identityColumn",
+    "unsharded",
     "vectorDimensions",
 )
 #: For our own calls only; not part of the interface.
