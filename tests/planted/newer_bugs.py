@@ -53,8 +53,8 @@ NEWER_BUGS = (
     Bug(
         "a put whose caller is gone is sent with others",
         "gateway/gathering.py",
-        "        if not each.given_up:\n            num_bytes",
-        "        if True:\n            num_bytes",
+        "        if each.given_up:\n            gone",
+        "        if each is None:\n            gone",
         "rows of a call that raised land all the same",
         _GATHERING,
         simulated=False,
