@@ -230,7 +230,7 @@ class AsyncWriter:
             raise InvalidInputError(
                 "an asynchronous put takes rows that are in memory; put a stream's batches"
             )
-        if self._batches is None and not isinstance(data, pa.RecordBatch | pa.Table):
+        if self._batches is None and not isinstance(data, (pa.RecordBatch, pa.Table)):
             # The table's columns and the writer's settings decide the types of Python rows.
             self._batches = await asyncio.get_running_loop().run_in_executor(
                 None, lambda: self._line.opened().batches
@@ -238,7 +238,7 @@ class AsyncWriter:
         batches = [batch for batch in (self._batches or as_batches)(data) if batch.num_rows]
         if not batches:
             return 0
-        rows, num_bytes = sum(batch.num_rows for batch in batches), sum(map(size_of, batches))
+        rows, num_bytes = sum([batch.num_rows for batch in batches]), sum([size_of(each) for each in batches])
         return await self._submit("put", batches, batches[0].schema, rows, num_bytes)
 
     async def delete(self, keys: Any = None, *, where: str | None = None) -> int:

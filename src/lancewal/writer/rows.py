@@ -38,6 +38,7 @@ from lancewal.format import (
 
 #: Types that hold several keys, besides columns of pandas and polars.
 _SEQUENCES = (list, tuple, range, Set, pa.Array, pa.ChunkedArray, np.ndarray)
+_IN_MEMORY = (pa.Table, pa.RecordBatch, pa.ChunkedArray, list, tuple)
 #: The errors that building an array from Python values may raise.
 _FAILURES = (pa.ArrowException, TypeError, ValueError, OverflowError, AttributeError)
 #: How many rows of a stream of single rows go into one batch.
@@ -184,7 +185,7 @@ def key_sequence(keys: Any) -> Any:
 
 def is_stream(data: Any) -> bool:
     """Whether ``data`` can be read only once, or may be larger than memory."""
-    if isinstance(data, pa.Table | pa.RecordBatch | pa.ChunkedArray | list | tuple):
+    if isinstance(data, _IN_MEMORY):
         return False
     # Frames have the stream interface too, but all their rows are already in memory.
     if _is_pandas(data) or _is_polars(data) or is_row(data):
