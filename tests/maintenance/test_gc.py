@@ -22,7 +22,7 @@ from lancewal.maintenance.gc import collect_garbage, sync_file_system
 from lancewal.publish.feed import ChangeFeed
 from lancewal.publish.publishing import publish
 from lancewal.publish.staging import STAGED_DELETION_AGE
-from lancewal.publish.transactions import Run, Transaction, TransactionLog
+from lancewal.publish.transactions import TRANSACTIONS_DIR, Run, Transaction, TransactionLog
 from lancewal.reader.table_reader import TableReader
 from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.manifest import ShardManifestStore
@@ -487,6 +487,18 @@ def test_a_full_disk_could_not_be_freed_by_a_collection(site: Site) -> None:
     site.store.delete(layout.CLOCK_NOW)
     with pytest.raises(StorageError, match=layout.CLOCK_NOW):
         collect_garbage(store)
+
+
+def test_a_full_disk_that_took_no_record_of_an_unfinished_job_kept_all_other_garbage(site: Site) -> None:
+    site.compact()
+    site.collect(now=None)
+    TransactionLog(site.store, Transaction("app", 0)).start(Run(0, floors={}))
+    store = FaultyStore(site.store)
+    store.faults.fail("put", times=None, where=TRANSACTIONS_DIR, error=StorageError("the disk is full"))
+    later = datetime.now(UTC) + 2 * DAY
+    with pytest.raises(StorageError, match="disk is full"):
+        collect_garbage(store, now=later, clock=clock_at(later))
+    assert directories(site) == []
 
 
 def test_the_look_that_a_full_disk_did_not_take_is_recorded_when_there_is_space(site: Site) -> None:

@@ -459,8 +459,7 @@ BUGS = (
     Bug(
         "proofs go with what carries them",
         "maintenance/garbage.py",
-        "        shard.unsettled.get().preserve(shard.shard_id, "
-        "positions=range(doomed[0], doomed[-1] + 1))\n",
+        "        shard.unsettled.get().preserve(shard.shard_id, positions=positions)\n",
         "        pass\n",
         "a task that wakes up late appends its rows again",
         (*_PUBLISH, *_GC),

@@ -26,7 +26,9 @@ from lancewal.errors import (
     PartialWriteError,
     StorageError,
 )
+from lancewal.format import encode_sentinel
 from lancewal.format.shard_manifest import ShardManifest
+from lancewal.maintenance.checkpoints import create_checkpoint
 from lancewal.publish import publishing as publish
 from lancewal.publish import staging
 from lancewal.publish.feed import ChangeFeed
@@ -36,6 +38,7 @@ from lancewal.publish.transactions import TRANSACTIONS_DIR, Run, Transaction, Tr
 from lancewal.reader import TableReader
 from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.discovery import discover_manifests
+from lancewal.shard.log import retained_positions
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.routing import ShardRouter
 from lancewal.storage import ObjectStore, layout
@@ -745,6 +748,96 @@ def test_a_slot_was_emptied_and_filled_again_after_the_records_were_read(
         written = appended(keyed, batch, transaction)
     assert not any(each.skipped for each in written)
     assert content(keyed) == expected((0, 30))
+
+
+@pytest.mark.parametrize("ids", [("a", "b"), ("b", "a")])
+def test_the_entry_of_a_run_was_not_believed_because_a_later_run_had_none(
+    keyed: ObjectStore, ids: tuple[str, str]
+) -> None:
+    """A collection recorded for the second run that slots are emptied, and believed that for the first."""
+    base, transaction = base_of(keyed), Transaction("app", 0)
+    batch = batch_of(base, 0, 10)
+    ((shard, part), *_) = ShardRouter.for_table(base.details, base.schema).route(stored(base, batch))
+    shard.create(keyed)
+    log = TransactionLog(keyed, transaction)
+    first = Run(0, ids[0] * 16, floors={shard.shard_id: 1})
+    log.start(first)
+    position = publish.append_transaction(keyed, shard, [part], transaction, run=first).position
+    assert position is not None
+    second = Run(0, ids[1] * 16, floors={shard.shard_id: position + 1})
+    log.start(second)
+    with lancewal.open(keyed.uri).writer() as writer:
+        writer.put(batch_of(base, 100, 30))
+    drain_shard(base, keyed, shard.shard_id)
+    end = ShardManifestStore(keyed, shard.shard_id).require_latest().replay_after_wal_entry_position
+    empty(keyed, shard.shard_id, end)
+    assert publish.append_transaction(keyed, shard, [part], transaction, run=second).skipped
+
+
+def test_an_entry_that_a_checkpoint_kept_was_not_believed_after_those_above_it_were_collected(
+    tmp_path: Path,
+) -> None:
+    store = new_store(tmp_path / "table", APPEND_ONLY)
+    base, transaction = base_of(store), Transaction("app", 0)
+    ((shard, part), *_) = ShardRouter.for_table(base.details, base.schema).route(
+        stored(base, batch_of(base, 0, 10))
+    )
+    shard.create(store)
+
+    def drain(first: int) -> None:
+        with lancewal.open(store.uri).writer() as writer:
+            writer.put(batch_of(base, first, 10))
+        drain_shard(base, store, shard.shard_id)
+
+    drain(100)
+    drain(200)
+    collect_later(store)
+    publish.begin_append(store, transaction)
+    position = publish.append_transaction(store, shard, [part], transaction).position
+    create_checkpoint(store, "kept")
+    drain(300)
+    drain(400)
+    collect_later(store)
+    collect_later(store)
+    positions = retained_positions(store, shard.shard_id)
+    assert position in positions
+    assert positions != list(range(positions[0], positions[-1] + 1))
+    assert publish.append_transaction(store, shard, [part], transaction).skipped
+
+
+def test_a_write_was_not_found_because_others_had_filled_the_slots_of_its_log(tmp_path: Path) -> None:
+    """The records were read, then a collection took the entry, and a stray took its place."""
+    store = new_store(tmp_path / "table", APPEND_ONLY)
+    base, transaction = base_of(store), Transaction("app", 0)
+    ((shard, part), *_) = ShardRouter.for_table(base.details, base.schema).route(
+        stored(base, batch_of(base, 0, 10))
+    )
+    shard.create(store)
+    publish.begin_append(store, transaction)
+    position = publish.append_transaction(store, shard, [part], transaction).position
+    assert position is not None
+    for start in (100, 200):
+        with lancewal.open(store.uri).writer() as writer:
+            writer.put(batch_of(base, start, 20))
+        drain_shard(base, store, shard.shard_id)
+    faulty = FaultyStore(store)
+
+    def empty_and_fill() -> None:
+        empty(store, shard.shard_id, position)
+        store.put_if_absent(layout.wal_entry(shard.shard_id, position), encode_sentinel(2))
+
+    faulty.faults.before("get", empty_and_fill, where="/wal/")
+    assert publish.append_transaction(faulty, shard, [part], transaction).skipped
+
+
+def test_the_record_of_a_collection_about_a_forgotten_write_stayed_for_ever(keyed: ObjectStore) -> None:
+    transaction, shard_id = Transaction.anonymous(), uuid4()
+    log = TransactionLog(keyed, transaction)
+    log.start(Run(0, floors={shard_id: 1}))
+    unsettled = Unsettled.read(keyed)
+    log.forget()
+    assert unsettled.preserve(shard_id, positions=range(1, 5)) == []
+    assert keyed.list(TRANSACTIONS_DIR) == []
 
 
 def test_records_of_emptied_slots_do_not_pile_up_while_a_job_is_away(keyed: ObjectStore) -> None:

@@ -502,12 +502,15 @@ def _base_files(store: ObjectStore, base: BaseTable) -> list[ObjectInfo]:
 
 
 def _own_records(store: ObjectStore, *, begun_only: bool = False) -> dict[str, bytes]:
-    """lancewal's own records; ``begun_only`` reads those of transactions, without those that say "done"."""
+    """lancewal's own records; ``begun_only`` reads those that say which transactions have begun.
+
+    Not those that say "done", or which slots of a log were emptied since: the copied log has older entries.
+    """
     found = {}
     prefix = TRANSACTIONS_DIR if begun_only else layout.OWN_DIR
     for info in store.list(prefix):
         if info.path.startswith((layout.CLOCK_DIR, layout.LOOKS_DIR, layout.CHECKPOINTS_DIR)) or (
-            begun_only and info.path.endswith(".done")
+            begun_only and (info.path.endswith(".done") or ".emptied." in info.path)
         ):
             continue
         try:

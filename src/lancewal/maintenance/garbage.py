@@ -412,8 +412,10 @@ def collect_wal_entries(shard: ShardGarbage) -> None:
         return
     if not shard.dry_run:
         # A job that is rerun finds its earlier run by these entries, so record them first. The unsettled
-        # transactions are read after the listing.
-        shard.unsettled.get().preserve(shard.shard_id, positions=range(doomed[0], doomed[-1] + 1))
+        # transactions are read after the listing. Entries that stay below these are looked at too, because
+        # no entry below the last one is believed any more.
+        positions = range(min(shard.wal_infos), doomed[-1] + 1)
+        shard.unsettled.get().preserve(shard.shard_id, positions=positions)
     for some in _steps(doomed, shard.manifest.wal_entry_position_last_seen):
         if not shard.dry_run:
             shard.store.delete_many([shard.wal_infos[position].path for position in some])

@@ -213,7 +213,7 @@ def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
     """Delete the shard's garbage of these resources.
 
     A full disk takes no record of what exists now, but what earlier collections saw can be deleted. Then
-    there is space for the record.
+    there is space for the record, and for those about the log entries of jobs that have not ended.
     """
     record = partial(_record_look, shard, wanted)
     recorded = True
@@ -227,14 +227,20 @@ def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
     if Resource.MANIFEST_ENTRIES in wanted:
         prune_manifest_entries(shard)
     # Before the SSTables, because a deleted entry keeps no SSTable alive.
+    refused: StorageError | None = None
     if Resource.WAL_ENTRIES in wanted:
-        collect_wal_entries(shard)
+        try:
+            collect_wal_entries(shard)
+        except StorageError as error:
+            refused = error
     if wanted & _IN_DIRECTORIES:
         collect_sstables(shard, wanted)
     if Resource.MANIFEST_VERSIONS in wanted:
         collect_manifest_versions(shard)
     if not recorded:
         record()
+    if refused is not None:
+        raise refused
 
 
 def _record_look(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:

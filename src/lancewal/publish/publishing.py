@@ -442,11 +442,16 @@ def _earlier_write(
         start = max(first, floor, history.proven_from(transaction.version, shard_id))
         try:
             entry = find_entry(store, shard_id, transaction, start, end)
-            if entry is None:
+            if max(first, floor) >= end:
                 return None
-            # Its slot may have been emptied, and filled again, after the records were read.
+            # Slots may have been emptied, and filled again, after the records were read. So neither an
+            # entry nor its absence counts before they are read again.
             history = log.read()
-            if history.proven_from(transaction.version, shard_id) <= entry.position:
+            if entry is None:
+                is_marked = (transaction.version, shard_id) in history.marks
+                if not is_marked and not _is_over(history, transaction):
+                    return None
+            elif history.proven_from(transaction.version, shard_id) <= entry.position:
                 return _Earlier(position=entry.position)
         except WalTruncatedError:
             first = first_readable(store, shard_id, ShardManifestStore(store, shard_id).read_latest())

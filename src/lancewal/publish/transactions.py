@@ -21,7 +21,8 @@ first, which leaves a ``shard`` record if the version is not done yet. So betwee
 An entry proves nothing if a stalled run wrote it into a slot that garbage collection had emptied:
 that run was superseded, and nobody replays the entry. Nothing about the entry itself tells, so
 ``emptied`` records do. Whoever has found an entry reads them again, and believes the entry if none
-of them is above its position: then its slot was never emptied before.
+of them is above its position: then its slot was never emptied before. Whoever has found none reads
+again too, because the proof may have become a ``shard`` record in the meantime.
 
 Only the newest version is kept, so the records of an application are bounded by its shards.
 """
@@ -305,24 +306,53 @@ class Unsettled:
         """
         written: list[str] = []
         for directory, history in self._histories.items():
-            for run in history.runs:
-                proven = not set(sstables).isdisjoint(run.sstables.get(shard_id, ()))
-                if not proven and run.floors is not None and run.floor(shard_id) < positions.stop:
-                    proven = self._has_proof(directory, history, run, shard_id, positions)
-                    if not proven:
-                        written += self._note_emptied(
-                            directory, history, run.version, shard_id, positions.stop
-                        )
-                if proven:
-                    path = f"{directory}/{run.version:020d}.shard.{shard_id}"
-                    self._store.put(path, encode_record({"run": run.run_id}))
-                    written.append(path)
-        return list(dict.fromkeys(written))
+            for version in dict.fromkeys(run.version for run in history.runs):
+                record = self._record_of(directory, history, version, shard_id, set(sstables), positions)
+                if record is not None and self._is_needed(directory, version, record):
+                    written.append(record)
+        return written
+
+    def _record_of(
+        self,
+        directory: str,
+        history: History,
+        version: int,
+        shard_id: UUID,
+        sstables: set[str],
+        positions: range,
+    ) -> str | None:
+        """Record that the shard has a version, or that none of these entries is of it; returns the path.
+
+        All runs of a version count together: the entry of one may be below the floor of another.
+        """
+        if (version, shard_id) in history.marks:
+            return None
+        runs = history.runs_of(version)
+        proof = next((run for run in runs if not sstables.isdisjoint(run.sstables.get(shard_id, ()))), None)
+        appending = [run for run in runs if run.floors is not None]
+        first = min(appending, key=lambda run: run.floor(shard_id), default=None)
+        if proof is None and first is not None and first.floor(shard_id) < positions.stop:
+            if not self._has_proof(directory, history, first, shard_id, positions):
+                return self._note_emptied(directory, history, version, shard_id, positions.stop)
+            proof = first
+        if proof is None:
+            return None
+        path = f"{directory}/{version:020d}.shard.{shard_id}"
+        self._store.put(path, encode_record({"run": proof.run_id}))
+        return path
+
+    def _is_needed(self, directory: str, version: int, record: str) -> bool:
+        """Whether the transaction still has its records; if not, nobody else would ever remove this one."""
+        start = f"{directory}/{version:020d}.started."
+        if any(info.path.startswith(start) for info in self._store.list(directory)):
+            return True
+        self._store.delete(record)
+        return False
 
     def _has_proof(
         self, directory: str, history: History, run: Run, shard_id: UUID, positions: range
     ) -> bool:
-        """Whether one of the entries proves that a run wrote the shard."""
+        """Whether one of the entries from the run's floor on proves that the shard has its version."""
         tag = f"{directory.rpartition('/')[2]}:{run.version}"
         tailer = WalTailer(self._store, shard_id)
         start = max(run.floor(shard_id), positions.start, history.proven_from(run.version, shard_id))
@@ -341,15 +371,15 @@ class Unsettled:
 
     def _note_emptied(
         self, directory: str, history: History, version: int, shard_id: UUID, end: int
-    ) -> list[str]:
+    ) -> str | None:
         """Record that entries below ``end`` prove nothing, unless that is recorded."""
         known = history.emptied.get((version, shard_id), ())
         if end <= max(known, default=0):
-            return []
+            return None
         stem = f"{directory}/{version:020d}.emptied.{shard_id}"
         self._store.put(f"{stem}.{end:020d}", encode_record({}))
         self._store.delete_many([f"{stem}.{old:020d}" for old in known[: 1 - _EMPTIED_KEPT]])
-        return [f"{stem}.{end:020d}"]
+        return f"{stem}.{end:020d}"
 
 
 def find_entry(
@@ -357,8 +387,9 @@ def find_entry(
 ) -> WalEntry | None:
     """The first entry of a transaction among the positions from ``start`` up to ``end`` (exclusive).
 
-    It is a proof unless ``emptied`` records that are read afterwards say otherwise. Raises
-    :class:`WalTruncatedError` if some entries were collected; their proofs are then preserved.
+    Neither an entry nor its absence counts before the records are read once more: slots may have been
+    emptied, and filled by others. Raises :class:`WalTruncatedError` if some entries were collected; their
+    proofs are then preserved.
     """
     entries = WalTailer(store, shard_id).entries(start, end)
     return next((entry for entry in entries if transaction.wrote(entry)), None)
