@@ -337,7 +337,8 @@ class Table(TableView):
     ) -> UpkeepSettings:
         """Store the table's upkeep settings: ``settings``, or the present ones, with ``changes`` applied.
 
-        Upkeep uses them from its next look at the table on. Returns the stored settings.
+        Upkeep uses them from its next look at the table on. Returns the stored settings. They are stored as a
+        whole: of two calls at the same time only the changes of the later one stay.
 
         .. code-block:: python
 

@@ -320,6 +320,36 @@ class TestMaking:
         create_checkpoint(site.store, "one")
         assert len(opened(site).checkpoints()) == 1
 
+    def test_all_that_made_one_name_at_a_time_gave_way(
+        self, site: Site, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each saw the announcements of the others."""
+        announced, stored = threading.Barrier(4), checkpoints._stored
+        looked, made, refused = set[threading.Thread](), list[str](), list[Exception]()
+
+        def after_all(store: ObjectStore) -> Any:
+            this = threading.current_thread()
+            if this in makers and this not in looked:
+                looked.add(this)
+                announced.wait(PATIENCE)
+            return stored(store)
+
+        def make() -> None:
+            try:
+                made.append(create_checkpoint(site.store, "one").name)
+            except (ConflictError, InvalidInputError) as error:
+                refused.append(error)
+
+        monkeypatch.setattr(checkpoints, "_stored", after_all)
+        monkeypatch.setattr(checkpoints, "_LOOKS", (0.05,) * int(PATIENCE * 20))
+        makers = [threading.Thread(target=make) for _ in range(4)]
+        for maker in makers:
+            maker.start()
+        for maker in makers:
+            maker.join()
+        assert (made, len(refused)) == (["one"], 3)
+        assert len(opened(site).checkpoints()) == len(tags(site.store)) == 1
+
     def test_an_unknown_name_is_told_with_those_that_there_are(self, site: Site) -> None:
         table = opened(site)
         table.checkpoint("one")

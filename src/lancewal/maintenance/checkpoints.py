@@ -50,6 +50,7 @@ import binascii
 import logging
 import re
 import secrets
+import time
 from base64 import b64decode, b64encode
 from collections import defaultdict
 from collections.abc import Sequence
@@ -78,6 +79,8 @@ _TAG = re.compile(r"lancewal-.+-[0-9a-f]{16}")
 _ANNOUNCED_FOR = timedelta(hours=1)
 #: Each attempt fails only if somebody committed to the base table in between.
 _ATTEMPTS = 16
+#: Seconds between looks at whether another maker of the same name has given way.
+_LOOKS = (0.05, 0.1, 0.2, 0.4, 0.8)
 _REMOTE_READERS = 16
 #: Keeps expiry dates within the range of ``datetime``.
 _LONGEST = timedelta(days=365_000)
@@ -253,17 +256,28 @@ def create_checkpoint(store: ObjectStore, name: str, *, keep: timedelta | None =
 
 
 def _refuse_taken(store: ObjectStore, place: _Place) -> None:
-    """Refuse a name that another checkpoint has. Of two concurrent makers, at least one sees the other."""
-    for other in _stored(store):
-        if other.place.name != place.name or other.place.token == place.token or other.is_over:
-            continue
-        if other.recorded is None:
+    """Refuse a name that another checkpoint has.
+
+    Of two concurrent makers, at least one sees the other. The one with the higher token gives way, and the
+    other waits until it has: otherwise both could give way. It goes on only when it sees nobody else.
+    """
+    for pause in (*_LOOKS, None):
+        others = [
+            each
+            for each in _stored(store)
+            if each.place.name == place.name and each.place.token != place.token and not each.is_over
+        ]
+        if not others:
+            return
+        if any(each.recorded is not None for each in others):
+            raise InvalidInputError(
+                f"there is a checkpoint {place.name!r} already; drop it, or choose another name"
+            )
+        if pause is None or any(each.place.token < place.token for each in others):
             raise ConflictError(
                 f"another process is making the checkpoint {place.name!r}; if it died, drop the checkpoint"
             )
-        raise InvalidInputError(
-            f"there is a checkpoint {place.name!r} already; drop it, or choose another name"
-        )
+        time.sleep(pause)
 
 
 def _tagged_state(store: ObjectStore, place: _Place) -> TableState:
