@@ -15,7 +15,10 @@ import org.apache.spark.sql.connector.read.SupportsPushDownLimit;
 import org.apache.spark.sql.connector.read.SupportsPushDownRequiredColumns;
 import org.apache.spark.sql.connector.read.SupportsPushDownV2Filters;
 import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.ArrayType;
+import org.apache.spark.sql.types.DataType;
 import org.apache.spark.sql.types.DataTypes;
+import org.apache.spark.sql.types.MapType;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
@@ -50,6 +53,16 @@ final class LanceScanBuilder
   public void pruneColumns(StructType required) {
     StructField[] all = table.schema().fields();
     List<String> names = Arrays.asList(required.fieldNames());
+    for (StructField field : required.fields()) {
+      if (Arrays.stream(all).noneMatch(each -> shows(each, field))) {
+        throw new UnsupportedOperationException(
+            "with the options of this query the table has no column "
+                + field.name()
+                + " of type "
+                + field.dataType().simpleString()
+                + "; name columns in the query, and no others in its options");
+      }
+    }
     StructField[] kept =
         Arrays.stream(all).filter(field -> names.contains(field.name())).toArray(StructField[]::new);
     if (kept.length == 0 && all.length > 0) {
@@ -61,11 +74,20 @@ final class LanceScanBuilder
     wanted = new StructType(kept);
   }
 
+  /** Whether {@code column} is the one that is wanted, of which Spark may want fewer nested fields. */
+  private static boolean shows(StructField column, StructField wanted) {
+    return column.name().equals(wanted.name())
+        && (hasFields(wanted.dataType()) || column.dataType().equals(wanted.dataType()));
+  }
+
+  private static boolean hasFields(DataType type) {
+    return type instanceof StructType
+        || type instanceof MapType
+        || type instanceof ArrayType list && hasFields(list.elementType());
+  }
+
   private static int size(StructField field) {
-    boolean nested =
-        field.dataType() instanceof org.apache.spark.sql.types.ArrayType
-            || field.dataType() instanceof org.apache.spark.sql.types.MapType
-            || field.dataType() instanceof StructType;
+    boolean nested = field.dataType() instanceof ArrayType || hasFields(field.dataType());
     return field.dataType().defaultSize() + (nested ? 1 << 20 : 0);
   }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lance
 import pyarrow as pa
 import pytest
 
@@ -206,3 +207,17 @@ def test_procedures_take_quoted_names_and_are_found_in_any_case(
     new_table(tmp_path / "a.b")
     assert ask(spark, "CALL here.FLUSH('`a.b`')") == [("{}",)]
     assert ask(spark, "CALL here.System.flush(table => 'here.`a.b`')") == [("{}",)]
+
+
+def test_an_option_of_a_query_that_hides_columns_was_an_internal_error_of_spark(
+    spark: SparkSession, tmp_path: Path, root: str
+) -> None:
+    table = new_table(tmp_path / "docs")
+    with table.writer() as writer:
+        writer.put(rows(0, 2))
+    table.checkpoint("before")
+    lance.dataset(table.uri).add_columns(pa.field("more", pa.int32()))
+    with pytest.raises(Exception, match="the table has no column id of type bigint"):
+        ask(spark, "SELECT * FROM here.docs WITH (columns = 'name')")
+    assert len(ask(spark, "SELECT name FROM here.docs WITH (columns = 'name')")) == 2
+    assert spark.sql("SELECT * FROM here.docs WITH (versionAsOf = 'before')").columns == ["id", "name"]
