@@ -242,6 +242,27 @@ def test_a_stopped_gateway_has_flushed_and_let_go(tmp_path: Path, monkeypatch: p
         writer.put(rows(50, 1))
 
 
+def test_a_read_whose_client_took_its_rows_was_cut_when_the_gateway_stopped(tmp_path: Path) -> None:
+    """Between two batches it seemed to wait for its client alone."""
+    table = wal_table(tmp_path / "table", APPEND_ONLY)
+    gateway = Gateway({"t": table}, upkeep=False)
+    with table.writer() as writer, lancewal.connect(gateway.address, timeout=PATIENCE) as remote:
+        for start in range(60):  # more than is on its way to a client that takes nothing
+            writer.put(
+                pa.table({"id": range(1000 * start, 1000 * start + 1000), "name": ["x" * 1000] * 1000})
+            )
+        batches = iter(remote.scan().to_batches())
+        found = next(batches)["id"].to_pylist()
+        closing = threading.Thread(target=gateway.close)
+        closing.start()
+        wait_until(lambda: not gateway.ready)
+        for batch in batches:
+            found += batch["id"].to_pylist()
+            threading.Event().wait(0.02)
+        closing.join()
+    assert sorted(found) == list(range(60_000))
+
+
 def test_clients_that_a_stand_by_sent_to_a_gateway_that_was_stopping_were_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

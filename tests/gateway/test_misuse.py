@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import pytest
 
 import lancewal
-from lancewal.errors import ClosedError, InvalidInputError
+from lancewal.errors import ClosedError, InvalidInputError, ShardOwnedError
 from lancewal.gateway import Access, Gateway, Limits
-from lancewal.gateway.connection import Connection
+from lancewal.gateway.connection import Connection, Trying
+from tests.patience import PATIENCE
 from tests.tables import rows
 
 
@@ -62,12 +64,20 @@ def test_settings_of_a_gateway_that_are_none_are_refused_before_it_serves(events
         Access(read_write="a token, not a list of them")  # type: ignore[arg-type]
 
 
-def test_an_address_that_is_none_in_an_owners_record_stopped_all_clients(events: lancewal.Table) -> None:
-    """They turned to it, and every call after that failed."""
-    connection = Connection(["grpc://127.0.0.1:1"], None, None, 1.0)
-    for told in ("grpc://host:99999", "grpc://", "http://host:1"):
-        connection.turn_away(connection.turn, told)
-        assert connection.address == "grpc://127.0.0.1:1"
+def test_an_owner_at_an_address_that_a_client_cannot_use_was_asked_for_until_the_time_was_over() -> None:
+    """One that is forged, or of another kind, as that of a gateway is for processes that share a socket."""
+    for given, told in (
+        ("grpc+unix:///tmp/socket", "grpc://127.0.0.1:1"),
+        ("grpc+tls://host:1", "grpc://host:1"),
+        ("grpc://host:1", "grpc://host:99999"),
+        ("grpc://host:1", "grpc://"),
+        ("grpc://host:1", "nowhere"),
+    ):
+        connection = Connection([given], None, None, PATIENCE)
+        owned = ShardOwnedError(uuid4(), "owner", "host", 1, told)
+        with pytest.raises(ShardOwnedError):
+            Trying(PATIENCE).again(connection, connection.turn, owned)
+        assert connection.address == given
 
 
 def test_arguments_of_numpy_are_sent_and_what_json_has_no_form_for_is_refused(

@@ -17,6 +17,11 @@ from dataclasses import dataclass, fields
 
 from lancewal.errors import BusyError, InvalidInputError, UnavailableError
 
+#: A client that takes no row of a read for so many seconds is not waited for when the gateway stops.
+_READ_PAUSE = 1.0
+#: A wait has a bound, because locks do not wait for longer than some hundred years.
+LONGEST_WAIT = 3600.0
+
 STOPPING = "this gateway is stopping; call the one that takes its place"
 
 
@@ -48,10 +53,11 @@ class Limits:
 class Call:
     """One running call. ``peer`` is Flight's name of the client's end of the connection."""
 
-    __slots__ = ("_calls", "_since", "is_cancelled", "peer", "waits_since")
+    __slots__ = ("_calls", "_since", "is_cancelled", "is_read", "peer", "waits_since")
 
-    def __init__(self, calls: Calls, peer: str, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(self, calls: Calls, peer: str, is_cancelled: Callable[[], bool], is_read: bool) -> None:
         self._calls = calls
+        self.is_read = is_read
         self.peer = peer
         self.is_cancelled = is_cancelled
         self.waits_since: float | None = None
@@ -61,6 +67,15 @@ class Call:
         """A context manager for a time in which the call only waits; it began now, or at ``since``."""
         self._since = since
         return self
+
+    def seconds_until_idle(self, now: float) -> float:
+        """How long until the call counts as idle, if nothing happens; infinite for one that does not wait.
+
+        A read waits for its client with every batch, so it is idle only if the client takes none for a while.
+        """
+        if self.waits_since is None:
+            return float("inf")
+        return self.waits_since + _READ_PAUSE - now if self.is_read else 0.0
 
     def __enter__(self) -> None:
         # Takes no lock in the common case. So the time is set first, and only then ``closed`` is checked, to
@@ -88,6 +103,12 @@ class Calls:
     def under_way(self) -> int:
         return len(self._under_way)
 
+    @property
+    def any_read(self) -> bool:
+        """Whether a read is under way."""
+        with self._changed:
+            return any(call.is_read for call in self._under_way)
+
     @contextlib.contextmanager
     def counted(self, peer: str) -> Iterator[Call]:
         call = self.enter(peer)
@@ -96,12 +117,14 @@ class Calls:
         finally:
             self.leave(call)
 
-    def enter(self, peer: str, is_cancelled: Callable[[], bool] = lambda: False) -> Call:
+    def enter(
+        self, peer: str, is_cancelled: Callable[[], bool] = lambda: False, *, is_read: bool = False
+    ) -> Call:
         with self._changed:
             if self.closed:
                 raise UnavailableError(STOPPING)
             if len(self._under_way) < self._limits.calls:
-                call = Call(self, peer, is_cancelled)
+                call = Call(self, peer, is_cancelled, is_read)
                 self._under_way.add(call)
                 return call
             latest = time.monotonic() - self._limits.idle
@@ -123,9 +146,13 @@ class Calls:
         with self._changed:
             self._changed.notify_all()
 
-    def wait_until_idle(self, timeout: float) -> None:
-        """Wait until every running call only waits for its client."""
+    def wait_until_idle(self, timeout: float) -> set[str]:
+        """Wait until every running call only waits for its client; returns the peers of these calls."""
+        deadline = time.monotonic() + timeout
         with self._changed:
-            self._changed.wait_for(
-                lambda: all(call.waits_since is not None for call in self._under_way), timeout
-            )
+            while True:
+                now = time.monotonic()
+                left = max([call.seconds_until_idle(now) for call in self._under_way], default=0.0)
+                if left <= 0 or now >= deadline:
+                    return {call.peer for call in self._under_way}
+                self._changed.wait(min(left, deadline - now, LONGEST_WAIT))

@@ -144,15 +144,24 @@ class Connection:
             ("grpc.min_reconnect_backoff_ms", _PING_AFTER_MS),
         ]
 
+    def may_go_to(self, address: str | None) -> TypeGuard[str]:
+        """Whether a shard's owner may be called at this address, which is from a record that may be forged.
+
+        Only at addresses of the same kind as the user's: a token for TLS must not be sent without it.
+        """
+        return _is_address(address) and address.partition("://")[0] == self._given[0].partition("://")[0]
+
     def turn_away(self, turn: int, towards: str | None = None) -> None:
-        """Switch to the next gateway, or to ``towards``: the one of ``turn`` did not accept a call."""
+        """Switch to the next gateway, or to ``towards``: the one of ``turn`` did not accept a call.
+
+        ``towards`` is an address that :meth:`may_go_to` allows.
+        """
         with self._lock:
             if turn != self.turn:
                 return  # another thread has already switched
             client, self._client = self._client, None
             self.turn += 1
-            # Whatever a record says, and anybody may have written it: a token for TLS is not sent without it.
-            if _is_address(towards) and _same_kind(towards, self._addresses[0]):
+            if towards is not None:
                 if towards not in self._addresses:
                     # The newest ones: most gateways of long ago are gone, and each would be tried.
                     told = [*self._addresses[len(self._given) :], towards]
@@ -204,6 +213,8 @@ class Trying:
         Raises ``failure`` itself, or :class:`OutcomeUnknownError` if an attempt may have taken effect.
         """
         moved_to = failure.address if isinstance(failure, ShardOwnedError) else None
+        if not connection.may_go_to(moved_to):
+            moved_to = None
         is_final = not isinstance(failure, PASSING) and moved_to is None
         if isinstance(failure, AccessDeniedError):
             # Another gateway may have a certificate that is trusted, or know the token.
@@ -240,11 +251,6 @@ def _is_address(value: object) -> TypeGuard[str]:
     # A Unix socket has a path, and all others have a host.
     parts = urlsplit(value)
     return bool(parts.path if parts.scheme == "grpc+unix" else parts.hostname)
-
-
-def _same_kind(address: str, known: str) -> bool:
-    """Whether both addresses have the same scheme."""
-    return address.partition("://")[0] == known.partition("://")[0]
 
 
 def chunks_of(reader: Any) -> Iterator[Any]:

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import socket
 import threading
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,7 +26,7 @@ from lancewal.errors import (
     UnavailableError,
 )
 from lancewal.gateway.access import CALLER, Access, Doorkeeper
-from lancewal.gateway.calls import STOPPING, Call, Calls, Limits
+from lancewal.gateway.calls import LONGEST_WAIT, STOPPING, Call, Calls, Limits
 from lancewal.gateway.contract import Request, described_briefly
 from lancewal.gateway.served import ACTIONS, READS, Served, answered, with_dictionaries, without_values
 from lancewal.gateway.sockets import BAD_CERTIFICATE, cut_connections, is_served, unix_address, why_not
@@ -141,16 +142,27 @@ class Gateway:
                 # of this gateway. Without an address the clients would not retry, and their calls would fail.
                 for served in self._tables.values():
                     served.table.announce(None)
-                # All puts are answered by now. Only reads and idle streams are left, and Flight would wait
-                # for idle streams for ever.
-                ending = threading.Thread(target=self._server.shutdown, daemon=True)
-                ending.start()
-                self._calls.wait_until_idle(self._limits.drain)
-                cut_connections(self.address)
-                ending.join()
+                self._end_calls()
             if errors:
                 raise errors[0]
         logger.info("stopped serving %s", ", ".join(self._tables))
+
+    def _end_calls(self) -> None:
+        """Wait for running reads, then end Flight's server.
+
+        All puts are answered by now. Flight would wait for idle streams for ever, so their connections are
+        cut. Those of other clients stay, because the last rows may still be on their way.
+        """
+        deadline = time.monotonic() + self._limits.drain
+        is_read = self._calls.any_read
+        ending = threading.Thread(target=self._server.shutdown, daemon=True)
+        ending.start()
+        idle = self._calls.wait_until_idle(self._limits.drain)
+        if is_read and (not idle or cut_connections(self.address, idle)):
+            ending.join(min(max(deadline - time.monotonic(), 0.0), LONGEST_WAIT))
+        if ending.is_alive():
+            cut_connections(self.address)
+            ending.join()
 
     def _cut(self, peers: set[str]) -> None:
         cut_connections(self.address, peers)
@@ -198,7 +210,7 @@ class _FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             read = READS.get(request.op)
             if read is None:
                 raise InvalidInputError(f"there is no read {request.op!r}; there are {', '.join(READS)}")
-            call = self._calls.enter(context.peer(), context.is_cancelled)
+            call = self._calls.enter(context.peer(), context.is_cancelled, is_read=True)
             ended = False
             try:
                 try:
