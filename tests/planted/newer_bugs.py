@@ -281,6 +281,14 @@ NEWER_BUGS = (
         _PUBLISH,
     ),
     Bug(
+        "a reader that stood still believes what it finds",
+        "reader/tail.py",
+        "        if first_unsettled(newest) > start:\n",
+        "        if first_unsettled(newest) < 0:\n",
+        "a reader shows a stray, and takes it back",
+        ("tests/reader/test_snapshot.py",),
+    ),
+    Bug(
         "a pointer may begin an epoch",
         "shard/log.py",
         "    return following.fence or following.writer_epoch <= entry.writer_epoch\n",

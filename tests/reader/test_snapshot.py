@@ -20,6 +20,7 @@ import pytest
 
 from lancewal.base.table import BaseTable
 from lancewal.errors import ConflictError, PartialWriteError, StorageError, WalCorruptError
+from lancewal.format import encode_entry, entry_schema
 from lancewal.format.shard_manifest import ShardManifest
 from lancewal.maintenance import compact
 from lancewal.maintenance.commits import at_crash_points
@@ -31,7 +32,7 @@ from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.log import WatchedTip
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.shard.tail import has_unflushed_rows
-from lancewal.storage import Cache, ObjectStore, layout
+from lancewal.storage import Cache, ObjectStore, boot_time, layout
 from tests.reader.support import TableUnderTest, everywhere, named, names
 from tests.shard.support import contents
 from tests.tables import APPEND_ONLY, abandon, rows
@@ -223,6 +224,28 @@ def test_log_entries_that_vanish_while_they_are_read_start_the_snapshot_again(
                 appended.store.delete(layout.wal_entry(appended.shard, position))
 
         once(monkeypatch, WatchedTip, "find", flush_and_collect, before=False)
+        assert ids(appended.other) == list(range(6))
+
+
+def test_a_reader_that_stood_still_showed_what_was_written_into_slots_that_were_collected(
+    appended: TableUnderTest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next read did not show these rows of a stalled writer. Seed 187127 of the simulator."""
+    with appended.writer() as writer:
+        writer.put(rows(0, 3, schema=APPEND_ONLY))
+        writer.put(rows(3, 3, schema=APPEND_ONLY))
+        (first, *_) = WalTailer(appended.store, appended.shard).entries()
+        stray = encode_entry(entry_schema(first.batches[0].schema, first.writer_epoch, 1), first.batches)
+
+        def stand_still() -> None:
+            writer.force_seal_active()
+            writer.wait_for_flush_drain()
+            for position in (1, 2):
+                appended.store.delete(layout.wal_entry(appended.shard, position))
+                appended.store.put_if_absent(layout.wal_entry(appended.shard, position), stray)
+            monkeypatch.setattr(tail, "boot_time", lambda: boot_time() + 600)
+
+        once(monkeypatch, tail.ShardTail, "load", stand_still)
         assert ids(appended.other) == list(range(6))
 
 
@@ -550,8 +573,8 @@ def test_a_stale_read_shows_what_others_wrote_when_its_time_is_over(
     table.flushed({1: "new"})
     table.compact(2)
     assert names(reader.scan().to_table()) == {1: "old"}
-    later = snapshot.time.monotonic() + 61
-    monkeypatch.setattr(snapshot.time, "monotonic", lambda: later)
+    later = boot_time() + 61
+    monkeypatch.setattr(snapshot, "boot_time", lambda: later)
     assert names(reader.scan().to_table()) == {1: "new"}
 
 

@@ -25,4 +25,5 @@ FOUND = {
     99503: "the same, with a flush behind it",
     123157: "a stray before a pointer passed for the write of its job, and a collection marked it as written",
     153917: "an entry in an emptied slot, larger than the one of the listing, was called corrupt",
+    187127: "a reader that stood still showed a stray in a slot that was collected, and took it back",
 }

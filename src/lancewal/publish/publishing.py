@@ -444,8 +444,7 @@ def _earlier_write(
             entry = find_entry(store, shard_id, transaction, start, end)
             if max(first, floor) >= end:
                 return None
-            # Slots may have been emptied, and filled again, after the records were read. So neither an
-            # entry nor its absence counts before they are read again.
+            # Neither an entry nor its absence counts before the records are read again: see find_entry.
             history = log.read()
             if entry is None:
                 is_marked = (transaction.version, shard_id) in history.marks

@@ -43,7 +43,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -63,7 +62,7 @@ from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.tail import ShardTail, SnapshotMovedError
 from lancewal.shard import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
 from lancewal.sstable import SsTable, check_rows_in_log, held_generation, keep_sstables
-from lancewal.storage import ObjectStore, Shelf, both, check_process, layout, ordered_map
+from lancewal.storage import ObjectStore, Shelf, boot_time, both, check_process, layout, ordered_map
 from lancewal.writer import live_writer, open_writers
 
 logger = logging.getLogger(__name__)
@@ -88,7 +87,8 @@ class ShardPlace:
     manifest: ShardManifest
     wal_end: int
     views: tuple[MemTableView, ...] = field(default=(), compare=False, repr=False)
-    #: A moment after the manifest was read and before the rest was, by the clock of the reading process.
+    #: A moment after the manifest was read and before the rest was, a :func:`boot_time`; 0 if another process
+    #: may have read it.
     read_at: float = field(default=0.0, compare=False, repr=False)
 
     @property
@@ -200,7 +200,7 @@ class ShardReader:
             if manifest is None:
                 return None
         # Take the time after the manifest: a base that another thread read before it must not count as later.
-        now = time.monotonic()
+        now = boot_time()
         if views and epoch == manifest.writer_epoch:
             return ShardPlace(manifest, manifest.first_unsettled, views, now)
         return ShardPlace(manifest, self._tail.find_end(manifest), read_at=now)
@@ -240,7 +240,7 @@ class ShardReader:
                 read_at = max(kept.read_at, place.read_at)
                 place = replace(max(kept, place, key=_progress), read_at=read_at)
             self._kept = place
-            self._kept_at = time.monotonic()
+            self._kept_at = boot_time()
 
     def kept(self, after: float) -> ShardPlace | None:
         """The place that was read after that time, with the present rows of a writer of this process."""
@@ -298,7 +298,7 @@ class ShardReader:
         """The rows of the WAL as levels, oldest first."""
         if not place.wal_range:
             return []
-        tail = self._tail.load(place.manifest, place.wal_end, base.schema)
+        tail = self._tail.load(place.manifest, place.wal_end, base.schema, place.read_at)
         check_rows_in_log(base, self._store, self.shard_id, tail.written_for)
         return self._tail.sources(tail, place.manifest, base.schema)
 
@@ -431,14 +431,14 @@ class StateReader:
         raise AssertionError("the last attempt raises")
 
     def _read_state(self) -> TableState:
-        places, base, _ = self._read_places(None, time.monotonic())
+        places, base, _ = self._read_places(None, boot_time())
         for shard, place in places:
             shard.held(place, base.base)
-        found, shards = base.base, tuple(place for _, place in places)
+        found, shards = base.base, tuple(replace(place, read_at=0.0) for _, place in places)
         return TableState(self._store.uri, found.version, shards, found.manifest.checksum)
 
     def _take_snapshot(self, wants: KeyLocator | None, max_staleness: float) -> Snapshot:
-        places, base, chosen = self._read_places(wants, time.monotonic() - max_staleness)
+        places, base, chosen = self._read_places(wants, boot_time() - max_staleness)
         shards = ordered_map(lambda each: each[0].open(each[1], base.base), places, self._workers(places))
         return Snapshot(base, tuple(shards), chosen.left_out, not self._store.is_local)
 
@@ -446,7 +446,7 @@ class StateReader:
         self, wants: KeyLocator | None, after: float
     ) -> tuple[list[tuple[ShardReader, ShardPlace]], BaseSource, _Chosen]:
         """Steps 1 to 3 in order, reusing what was read after the time ``after``; also returns the shards."""
-        now, replaced = time.monotonic(), self._replaced
+        now, replaced = boot_time(), self._replaced
         found: dict[ShardReader, ShardPlace | None] = {}
 
         def read(shards: list[ShardReader]) -> None:
@@ -506,7 +506,7 @@ class StateReader:
 
     def _readers(self) -> list[ShardReader]:
         """The readers of all shards that have a directory."""
-        now, before = time.monotonic(), self._shards
+        now, before = boot_time(), self._shards
         names = self._store.list_directories(layout.MEM_WAL_DIR)
         with self._keeping:
             shards, listed_at = self._shards
@@ -546,7 +546,7 @@ class StateReader:
 
     def _newest_base(self) -> BaseSource:
         check_process()
-        now = time.monotonic()
+        now = boot_time()
         known = before = self._base
         is_another = False
         if known is None:

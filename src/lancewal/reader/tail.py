@@ -30,8 +30,16 @@ from lancewal.memtable import MemTableView, RowsSoFar
 from lancewal.reader.memory_source import MemorySource, StreamedSource
 from lancewal.reader.runs import Run, in_fewer, in_some, keys_of
 from lancewal.reader.source import Rows
-from lancewal.shard import WalTailer, WatchedTip, is_flushed
-from lancewal.storage import Cache, Lease, ObjectStore, in_forked_child, process_cache
+from lancewal.shard import ShardManifestStore, WalTailer, WatchedTip, first_unsettled, is_flushed
+from lancewal.storage import (
+    RECHECK_AFTER,
+    Cache,
+    Lease,
+    ObjectStore,
+    boot_time,
+    in_forked_child,
+    process_cache,
+)
 
 #: A tail that was not read for this long is dropped to make room for others.
 _IDLE_SECONDS = 60.0
@@ -151,6 +159,7 @@ class ShardTail:
     """
 
     def __init__(self, store: ObjectStore, shard_id: UUID) -> None:
+        self._store = store
         self._shard_id = shard_id
         self._tailer = WalTailer(store, shard_id)
         self._tip = WatchedTip(store, shard_id)
@@ -167,21 +176,22 @@ class ShardTail:
         """The end of the WAL; wrong if entries after ``manifest`` were flushed and collected meanwhile."""
         return self._tip.find(manifest)
 
-    def load(self, manifest: ShardManifest, end: int, schema: TableSchema) -> TailEntries:
+    def load(self, manifest: ShardManifest, end: int, schema: TableSchema, since: float = 0.0) -> TailEntries:
         """The entries up to ``end`` that ``manifest`` does not cover.
 
-        Raises :class:`SnapshotMovedError` if one of them was collected.
+        ``since`` is the :func:`boot_time` at which they were known not to be covered, if it is known. Raises
+        :class:`SnapshotMovedError` if one of them was collected.
         """
         self.last_read = time.monotonic()
         try:
-            return self._loaded(manifest, end, schema)
+            return self._loaded(manifest, end, schema, since)
         finally:
             # Keys may have taken the lease of rows that are still kept here, because the read failed or
             # another thread stored its result first.
             if any(run.is_whole and run.lease and run.lease.is_void for run in self._kept.runs):
                 self.forget()
 
-    def _loaded(self, manifest: ShardManifest, end: int, schema: TableSchema) -> TailEntries:
+    def _loaded(self, manifest: ShardManifest, end: int, schema: TableSchema, since: float) -> TailEntries:
         start, generation = manifest.first_unsettled, manifest.current_generation
         kept = self._kept
         base = kept if kept.serves(manifest, schema) else TailEntries((), start, start, generation)
@@ -194,6 +204,8 @@ class ShardTail:
                 _keep(entries, runs, schema)
         except WalTruncatedError as error:
             raise SnapshotMovedError(str(error)) from error
+        if base.end < end:
+            self._refuse_emptied(base.end, since)
         unchanged = (start, generation) == (kept.start, kept.generation) and _are_same(runs, kept.runs)
         if base is kept and unchanged and end <= kept.end:
             return kept.up_to(end)
@@ -203,6 +215,18 @@ class ShardTail:
             if self._kept is kept:
                 found = self._kept = replace(found, runs=tuple(in_fewer(found.runs)))
         return found.up_to(end)
+
+    def _refuse_emptied(self, start: int, since: float) -> None:
+        """Start again if a slot from ``start`` on may have been emptied and filled before it was read.
+
+        A slot is emptied only long after SSTables hold its entry. So a read that did not stand still need
+        not look.
+        """
+        if not since or boot_time() - since <= RECHECK_AFTER.total_seconds():
+            return
+        newest = ShardManifestStore(self._store, self._shard_id).read_latest()
+        if first_unsettled(newest) > start:
+            raise SnapshotMovedError(f"shard {self._shard_id} was flushed while a reader stood still")
 
     def sources(self, tail: TailEntries, manifest: ShardManifest, schema: TableSchema) -> list[MemorySource]:
         """The rows of ``tail`` as levels, one for each generation, oldest first."""
