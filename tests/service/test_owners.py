@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,15 @@ def shard_of(table: lancewal.Table) -> UUID:
 def _as_owner(pid: int, started: str, machine: str) -> Owner:
     now = datetime.now(UTC)
     return Owner("0" * 16, "host", pid, machine, started, {}, timedelta(1), None, now, now)
+
+
+def test_an_owner_has_a_shard_until_another_claims_it() -> None:
+    shard, other = UUID(int=1), UUID(int=2)
+    owner = replace(_as_owner(os.getpid(), "1", "here"), shards={shard: 3, other: 0})
+    assert owner.has(shard, 3)
+    assert not owner.has(shard, 4)
+    assert not owner.has(UUID(int=3), 1)
+    assert not owner.has(other, 0)
 
 
 def test_a_process_id_that_was_given_again_is_another_process() -> None:
