@@ -116,7 +116,7 @@ def test_only_the_keys_own_shard_is_asked(tmp_path: Path, monkeypatch: pytest.Mo
     read = ShardReader.read
 
     def watched(self: ShardReader) -> ShardPlace | None:
-        asked.append(self._shard_id)
+        asked.append(self.shard_id)
         return read(self)
 
     monkeypatch.setattr(ShardReader, "read", watched)

@@ -52,8 +52,6 @@ _NEVER_YOUNG = (
     Resource.MANIFEST_VERSIONS,
     Resource.STAGING_FILES,
 )
-#: Far beyond it there is no date that long ago.
-_MAX_AGE = timedelta(days=36_500)
 
 
 @dataclass(frozen=True)
@@ -125,8 +123,6 @@ class Retention:
 def _checked(what: str, age: object) -> timedelta:
     if not isinstance(age, timedelta):
         raise InvalidInputError(f"the age for {what} must be a timedelta, not {age!r}")
-    if age > _MAX_AGE:
-        raise InvalidInputError(f"{what} can be kept for at most {_MAX_AGE.days} days, not {age}")
     return age
 
 

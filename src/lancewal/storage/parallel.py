@@ -129,7 +129,7 @@ class Room:
 
     >>> room, call = Room(100), threading.Lock()
     >>> with call:
-    ...     room.enter(call, 70)
+    ...     fits = room.enter(call, 70)
     ...     room.taken
     70
     >>> room.leave(call)
