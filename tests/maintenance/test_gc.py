@@ -489,6 +489,14 @@ def test_a_full_disk_could_not_be_freed_by_a_collection(site: Site) -> None:
         collect_garbage(store)
 
 
+def test_the_longest_age_was_out_of_range(site: Site) -> None:
+    site.compact()
+    before = directories(site)
+    site.collect(now=None)
+    collect_garbage(site.store, min_age=timedelta.max)
+    assert directories(site) == before
+
+
 def test_a_full_disk_that_took_no_record_of_an_unfinished_job_kept_all_other_garbage(site: Site) -> None:
     site.compact()
     site.collect(now=None)

@@ -213,7 +213,7 @@ class Needs:
 
     def _read_floor(self, min_age: timedelta) -> Mapping[UUID, int]:
         stored = self.base.details.compacted
-        since = self.now - min_age
+        since = self.now - min(min_age, self.now - datetime.min.replace(tzinfo=self.now.tzinfo))
         # Markers only grow, so the oldest of these versions holds the least.
         for version in self._versions:
             if version.number >= self.base.version:
