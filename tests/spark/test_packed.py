@@ -51,8 +51,17 @@ def lists_of(item: pa.DataType, lengths: list[int | None], *, nulls: bool, seed:
 @pytest.mark.parametrize("nulls", [False, True], ids=["full", "with nulls"])
 @pytest.mark.parametrize(
     "lengths",
-    [[3] * 7, [64, None, 64], [65, 0, None, 1, 63, 64, 127, 128, 129, 1024], [None, None], [0], []],
-    ids=["vectors", "null vector", "any", "only null", "empty", "no rows"],
+    [
+        [3] * 7,
+        [65] * 3,
+        [0, 0],
+        [64, None, 64],
+        [65, 0, None, 1, 63, 64, 127, 128, 129, 1024],
+        [None, None],
+        [0],
+        [],
+    ],
+    ids=["vectors", "long vectors", "empty vectors", "null vector", "any", "only null", "empty", "no rows"],
 )
 def test_what_is_packed_is_read_back(item: pa.DataType, nulls: bool, lengths: list[int | None]) -> None:
     lists = lists_of(item, lengths, nulls=nulls)

@@ -53,6 +53,8 @@ def packed(lists: pa.ListArray) -> pa.BinaryArray:
     lengths = _lengths(lists)
     # Without the items below null lists, which no length counts.
     items = lists.flatten()
+    if not lists.null_count and not items.null_count and _are_alike(lengths):
+        return _packed_alike(items.to_numpy(), len(lists))
     sizes = lengths * _width(lists.type)
     heads = _binary(_heads(lengths, items), (1 + _null_words(lengths)) * _WORD)
     if lists.null_count:
@@ -63,6 +65,24 @@ def packed(lists: pa.ListArray) -> pa.BinaryArray:
     if padding.any():
         parts.append(_binary(np.zeros(padding.sum(), np.uint8), padding))
     return pc.binary_join_element_wise(*parts, b"")
+
+
+def _packed_alike(items: npt.NDArray[np.generic], num_lists: int) -> pa.BinaryArray:
+    """Lists of one length without nulls, as vectors are: each is a row of a matrix, filled in one go."""
+    length = np.array([len(items) // num_lists])
+    head = np.zeros(1 + _null_words(length)[0], np.int64)
+    head[0] = length[0]
+    content = items.view(np.uint8).reshape(num_lists, -1)
+    start, end = head.nbytes, head.nbytes + content.shape[1]
+    packed = np.empty((num_lists, end + -end % _WORD), np.uint8)
+    packed[:, :start] = head.view(np.uint8)
+    packed[:, start:end] = content
+    packed[:, end:] = 0
+    return _binary(packed, np.full(num_lists, packed.shape[1]))
+
+
+def _are_alike(lengths: _Numbers) -> bool:
+    return bool(len(lengths)) and bool((lengths == lengths[0]).all())
 
 
 def _heads(lengths: _Numbers, items: pa.Array) -> _Numbers:
