@@ -141,6 +141,34 @@ def spark_compact(context: Context) -> list[Comparison]:
     ]
 
 
+@workload("spark_slots", "jobs on 1 M rows in the logs of 8 shards: two task slots against one")
+def spark_slots(context: Context) -> list[Comparison]:
+    from lancewal.spark import backup, flush, verify, write
+
+    count = context.size(full=1_000_000, quick=20_000)
+    spark = spark_session(SLOTS)
+    logged = _table(context.scratch / "logged")
+    write(_source(spark, context, count), logged.uri)
+
+    def by(slots: int) -> dict[str, float]:
+        session = spark_session(slots)
+        flush(session, str(shutil.copytree(logged.uri, context.scratch / f"warm-up-{slots}")))
+        copy = str(shutil.copytree(logged.uri, context.scratch / f"copy-{slots}"))
+        seconds = {
+            "flush": timed(lambda: flush(session, copy))(),
+            "verify": timed(lambda: verify(session, copy))(),
+            "backup": timed(lambda: backup(session, copy, str(context.scratch / f"backup-{slots}")))(),
+        }
+        expect(lancewal.open(copy).count_rows(), count, "flushed")
+        return seconds
+
+    seconds = context.in_turn(one=lambda: by(1), two=lambda: by(SLOTS))
+    return [
+        Comparison(f"{job} by two task slots", seconds["two"][job], one, "s", False, "one task slot", 1.0)
+        for job, one in seconds["one"].items()
+    ]
+
+
 @cache
 def _environment() -> None:
     os.environ["PYSPARK_PYTHON"] = sys.executable
