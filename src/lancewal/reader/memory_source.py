@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.format import ColumnSource, KeySet, TableSchema, column_sources, key_values, one_array
+from lancewal.format import Alignment, KeySet, TableSchema, as_shown, key_values, one_array
 from lancewal.index import BTreeIndex, FullTextIndex, IndexStore, Matches, index_of, search_rows
 from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows, selected
 from lancewal.predicate import Among, Compare, Condition, Every, IsNull, Predicate
@@ -290,8 +290,8 @@ class MemorySource:
 
     def written_name(self, column: str) -> str | None:
         """The name of a column in the MemTable and its indexes; ``None`` if they do not have it."""
-        sources = self._column_sources
-        return column if sources is None else sources[column].stored_name
+        alignment = self._alignment
+        return column if alignment is None else alignment.sources[column].stored_name
 
     def _live(self, newer: Newer) -> Mask:
         live = self.view.live_mask
@@ -313,23 +313,14 @@ class MemorySource:
         return self._rows(columns).take(pa.array(positions))
 
     def _aligned(self, stored: pa.Table, columns: Sequence[str]) -> pa.Table:
-        sources = self._column_sources
-        if sources is None:
+        alignment = self._alignment
+        if alignment is None:
             return stored.select(list(columns))
-        shown = pa.schema([self._schema.plain.field(name) for name in columns])
-        return pa.Table.from_arrays([sources[name].array(stored) for name in columns], schema=shown)
+        return as_shown(stored, [alignment.sources[name] for name in columns])
 
     @cached_property
-    def _column_sources(self) -> dict[str, ColumnSource] | None:
-        """Where each shown column comes from; ``None`` if the rows were written with the shown schema."""
-        written, shown = self._written, self._schema
-        as_stored = shown.shows_as_stored
-        if as_stored and written.columns is shown.columns and written.version == shown.version:
-            return None
-        same = written.columns.equals(shown.columns, check_metadata=True)
-        if as_stored and same and not shown.replaced_since(written.version):
-            return None
-        return dict(column_sources(written.stored, shown, written.version))
+    def _alignment(self) -> Alignment | None:
+        return Alignment.between(self._written, self._schema)
 
 
 class Parts(Protocol):

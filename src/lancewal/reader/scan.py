@@ -15,11 +15,11 @@ import pyarrow as pa
 
 from lancewal.base import row_count
 from lancewal.errors import InvalidInputError
-from lancewal.format import checked_columns, readable_columns
+from lancewal.format import checked_columns, labelled, readable_columns, shown_schema
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import lookup, lookup_shown
 from lancewal.reader.snapshot import Level, ShardSnapshot, Snapshot
-from lancewal.reader.source import Request, Source, labelled, shown_schema
+from lancewal.reader.source import Request, Source
 from lancewal.storage import check_process, ordered_map, read_times
 
 #: A filter that names at most this many keys is answered by looking them up.
@@ -174,7 +174,7 @@ class Scan:
         for source, first, rest in ordered_map(begun, self.snapshot.levels(), ahead):
             for batch in chain(first, rest):
                 if batch.num_rows:
-                    rows = labelled(batch, source) if self._row_source else batch
+                    rows = labelled(batch, source.name, source.shard_id) if self._row_source else batch
                     yield pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
 
     def _pinned(self, keys: list[pa.Array]) -> pa.Table:

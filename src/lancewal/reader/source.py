@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lancewal.format import KeySet, TableSchema, refuse_added
+from lancewal.format import KeySet
 from lancewal.index import CorpusStatistics, FullTextParams, Metric, Vector
 from lancewal.predicate import Predicate
 from lancewal.sstable import KeyProbe
@@ -32,12 +32,6 @@ _LEAST_SURPLUS, _MOST_SURPLUS = 2.0, 16.0
 
 DISTANCE = "_distance"
 SCORE = "_score"
-#: The columns that say where a row came from.
-SOURCE = "_source"
-SHARD_ID = "_shard_id"
-_LABELS = [pa.field(SOURCE, pa.string(), nullable=False), pa.field(SHARD_ID, pa.string())]
-
-_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 class Source(Protocol):
@@ -307,19 +301,3 @@ class Candidates(NamedTuple):
     rows: Rows
     values: Values
     live: Mask
-
-
-def shown_schema(schema: TableSchema, columns: Sequence[str], row_source: bool) -> pa.Schema:
-    """The schema of a read of ``columns``."""
-    if row_source:
-        refuse_added(schema, SOURCE, SHARD_ID)
-    fields = [schema.plain.field(name) for name in columns]
-    return pa.schema([*fields, *_LABELS] if row_source else fields)
-
-
-def labelled(rows: _Rows, source: Source) -> _Rows:
-    """``rows`` with the columns that name their source."""
-    shard = None if source.shard_id is None else str(source.shard_id)
-    for field, value in zip(_LABELS, (source.name, shard), strict=True):
-        rows = rows.append_column(field, pa.repeat(pa.scalar(value, pa.string()), rows.num_rows))
-    return rows

@@ -219,13 +219,12 @@ class SsTableSource:
 
     def _stored_name(self, column: str) -> str | None:
         """The name of a column in the SSTable's own dataset; ``None`` if the dataset does not have it."""
-        return self._sstable.columns_for(self.schema)[column]
+        return self._sstable.alignment(self.schema).sources[column].stored_name
 
     def _takes_filter(self, predicate: Predicate | None) -> bool:
         """Whether the SSTable's own dataset has the predicate's columns under their present names."""
-        names = () if predicate is None else predicate.columns
-        stored = self._sstable.columns_for(self.schema)
-        return all(stored[name] == name for name in names)
+        alignment = self._sstable.alignment(self.schema)
+        return predicate is None or not alignment.differing(predicate.columns)
 
 
 def _offsets(batch: pa.RecordBatch) -> Rows:
