@@ -14,6 +14,7 @@ from lance.file import LanceFileReader
 from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.index.btree import is_supported as is_ordered
+from lancewal.index.exact import is_vector
 from lancewal.index.full_text import is_text
 from lancewal.index.kinds import (
     BTreeParams,
@@ -24,7 +25,6 @@ from lancewal.index.kinds import (
     VectorParams,
 )
 from lancewal.index.tokens import Tokenizer
-from lancewal.index.vector import is_vector
 from lancewal.storage import layout
 
 logger = logging.getLogger(__name__)

@@ -23,10 +23,9 @@ from lancewal.format import (
 from lancewal.index import FullTextIndex, index_of
 from lancewal.predicate import Predicate, among, sql_of
 from lancewal.reader.base_keys import KEYS_AT_A_TIME, Addresses, BaseOverlap, KeyPlaces, positions_of
-from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
+from lancewal.reader.lance_search import LanceIndexes, LanceLevel
 from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.source import (
-    Candidates,
     Found,
     Hits,
     Mask,
@@ -159,21 +158,17 @@ class BaseSource:
             return Hits.none(self)
         # An index can only be searched as a whole, so a part of a table compares its rows one by one.
         use_index = self._fragment_ids is None and self.indexes.metric(query.column) is query.metric
-
-        def fetch(k: int) -> Candidates:
-            found = self.indexes.nearest(
-                query,
-                query.column,
-                k,
-                columns=self._key_names,
-                use_index=use_index,
-                with_row_id=True,
-                fragments=self._fragments(),
-            )
-            return nearest_candidates(_row_ids(found), found, self._live(found, newer))
-
-        rows = row_count(self._dataset)
-        return Hits.filled_up(self, fetch, query.k, rows, len(newer), self.indexes.surplus)
+        return self.indexes.nearest_live(
+            self,
+            query,
+            query.column,
+            lambda _, found: self._live(found, newer),
+            len(newer),
+            "_rowid",
+            columns=self._key_names,
+            use_index=use_index,
+            fragments=self._fragments(),
+        )
 
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         if self._is_empty_for(None):
@@ -183,22 +178,18 @@ class BaseSource:
         if self.indexes.text_params(query.column) is None:
             return [ReadLevel(query, self, lambda predicate: self._read_words(query, predicate, newer))]
 
-        def live(_: Rows, found: pa.Table) -> Mask:
-            return self._live(found, newer)
-
-        column, names, sql = query.column, self._key_names, sql_of(query.predicate)
         fresh = self.indexes.once(("fresh", query.field_id), lambda: self._fresh_fragments(query.field_id))
         covered = LanceLevel(
             query,
             self,
             self.indexes,
             self._dataset,
-            column,
-            names,
-            live,
+            query.column,
+            lambda _, found: self._live(found, newer),
             len(newer),
             "_rowid",
-            sql,
+            sql_of(query.predicate),
+            self._key_names,
             fresh.rows,
         )
         return [covered, self._indexed_words(query, newer, fresh.fragments)] if fresh.rows else [covered]

@@ -16,7 +16,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from lancewal.format import Alignment, KeySet, TableSchema, as_shown, key_values, one_array
-from lancewal.index import BTreeIndex, FullTextIndex, IndexStore, Matches, index_of, search_rows
+from lancewal.index import (
+    NOTHING,
+    BTreeIndex,
+    ColumnPart,
+    FullTextIndex,
+    IndexStore,
+    Matches,
+    index_of,
+    search_rows,
+)
 from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows, selected
 from lancewal.predicate import Among, Compare, Condition, Every, IsNull, Predicate
 from lancewal.reader.source import (
@@ -202,22 +211,19 @@ class MemorySource:
 
     def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
         """Search the MemTable's index, and compare the rows that are not in it one by one."""
-        rows, name = self.row_count, self.written_name(query.column)
+        name = self.written_name(query.column)
         if name is None:
             return Hits.none(self)
         allowed = self.matching(query.predicate, newer)
         index = self.view.indexes.vector(name, query.metric)
-        indexed = 0 if index is None else min(index.rows, rows)
-        parts = []
+        indexed = 0 if index is None else min(index.rows, self.row_count)
+        found = NOTHING
         if index is not None and indexed:
-            near = index.search(query.vector, query.k, indexed, None if allowed.all() else allowed[:indexed])
-            parts.append((near.positions, near.distances))
-        if indexed < rows:
-            for first, part in self._column_parts(query.column, indexed, allowed):
-                here = allowed[first : first + len(part)]
-                near = search_rows(part, query.vector, query.k, query.metric, allowed=here)
-                parts.append((near.positions + first, near.distances))
-        return Hits.joined(self, parts)
+            found = index.search(query.vector, query.k, indexed, None if allowed.all() else allowed[:indexed])
+        if indexed < self.row_count:
+            for part in self._column_parts(query.column, indexed, allowed):
+                found = search_rows(part, query.vector, query.k, query.metric, found)
+        return Hits(self, *found)
 
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         """One level for the rows in the MemTable's index, and one for the others."""
@@ -281,12 +287,10 @@ class MemorySource:
             kept &= ~newer.contains(key_values([asked.column(name) for name in names]))
         return rows[kept]
 
-    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[tuple[int, pa.ChunkedArray]]:
-        """A column from ``first_row`` on, in ordered parts, each with the position of its first row.
-
-        Parts that hold no ``wanted`` row may be left out.
-        """
-        yield first_row, self._rows([name]).column(0).slice(first_row)
+    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[ColumnPart]:
+        """A column from ``first_row`` on, in order. Parts without a ``wanted`` row may be left out."""
+        column = self._rows([name]).column(0).slice(first_row)
+        yield np.arange(first_row, self.row_count), column, wanted[first_row:]
 
     def written_name(self, column: str) -> str | None:
         """The name of a column in the MemTable and its indexes; ``None`` if they do not have it."""
@@ -372,21 +376,20 @@ class StreamedSource(MemorySource):
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         def read(predicate: Predicate | None) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
             allowed = self.matching(predicate, newer)
-            for first, texts in self._column_parts(query.column, 0, allowed):
-                rows = np.arange(first, first + len(texts))
-                yield index_of(one_array(texts), query.params), rows, allowed[rows]
+            for rows, texts, here in self._column_parts(query.column, 0, allowed):
+                yield index_of(one_array(texts), query.params), rows, here
 
         return [ReadLevel(query, self, read)]
 
     def explain(self, predicate: Predicate | None) -> str:
         return super().explain(predicate) + ", rows fetched from the log"
 
-    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[tuple[int, pa.ChunkedArray]]:
+    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[ColumnPart]:
         asked = wanted.copy()
         asked[:first_row] = False
         for first, rows in self._read(asked, [name]):
-            skipped = max(first_row - first, 0)
-            yield first + skipped, rows.column(0).slice(skipped)
+            start, end = max(first, first_row), first + rows.num_rows
+            yield np.arange(start, end), rows.column(0).slice(start - first), wanted[start:end]
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
         deleted = self.view.tombstones[positions]

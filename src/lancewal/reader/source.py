@@ -6,7 +6,6 @@ replaces, and rows whose keys a newer level has (:class:`Newer`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -27,8 +26,6 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float32]
 
 ABSENT = -1
-#: Bounds of :attr:`Surplus.factor`, so that one odd query does not make the next one slow.
-_LEAST_SURPLUS, _MOST_SURPLUS = 2.0, 16.0
 
 DISTANCE = "_distance"
 SCORE = "_score"
@@ -249,55 +246,3 @@ class Hits:
             return cls.none(source)
         rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return cls(source, rows, values)
-
-    @classmethod
-    def filled_up(
-        cls,
-        source: Source,
-        fetch: Callable[[int], Candidates],
-        k: int,
-        rows: int,
-        superseded: int,
-        surplus: Surplus,
-    ) -> Hits:
-        """The best ``k`` live rows of a level of ``rows`` rows, of which at most ``superseded`` are replaced.
-
-        ``fetch(n)`` returns the best ``n`` rows, or fewer if there are no more. It is called for more rows
-        until ``k`` of them are live: a replaced row must not take the place of a live one.
-        """
-        wanted = min(surplus.candidates(k) if superseded else k, rows)
-        while wanted:
-            found = fetch(wanted)
-            kept = np.flatnonzero(found.live)[:k]
-            if len(kept) == k or len(found.rows) < wanted or wanted == rows:
-                if superseded and len(kept) == k:
-                    surplus.learn(k, int(kept[-1]) + 1)
-                return cls(source, found.rows[kept], found.values[kept])
-            sure = k + superseded
-            wanted = min(4 * wanted, sure if wanted < sure else rows, rows)
-        return cls.none(source)
-
-
-@dataclass
-class Surplus:
-    """How many times ``k`` rows a search requests from a level, because newer levels hide some of them.
-
-    The factor is twice what the search before needed, because a second request costs a round trip or two.
-    """
-
-    factor: float = _LEAST_SURPLUS
-
-    def candidates(self, k: int) -> int:
-        return math.ceil(self.factor * k)
-
-    def learn(self, k: int, needed: int) -> None:
-        """Note that ``needed`` rows were necessary to get ``k`` live ones."""
-        self.factor = min(max(_LEAST_SURPLUS, 2 * needed / k), _MOST_SURPLUS)
-
-
-class Candidates(NamedTuple):
-    """Rows that Lance found in one level, best first; ``live`` marks those that no newer level replaces."""
-
-    rows: Rows
-    values: Values
-    live: Mask
