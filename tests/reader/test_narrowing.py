@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lancewal.format.schema import TOMBSTONE, TableSchema
-from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
+from lancewal.index.kinds import BTreeParams, IndexSpec
 from lancewal.index.store import IndexStore
 from lancewal.predicate.predicate import Predicate
 from lancewal.reader import memory_source as narrowing
@@ -21,8 +21,7 @@ from tests.reader.searched import ALL_INDEXES, Searched, as_table, kill, row, se
 PLAIN = pa.schema([("n", pa.int64()), ("name", pa.string()), ("f", pa.float64())])
 SCHEMA = TableSchema(PLAIN, ())
 SPECS = [
-    IndexSpec(f"{name}_idx", name, place, IndexKind.BTREE, BTreeParams(), "BTree")
-    for place, name in enumerate(("n", "name", "f"))
+    IndexSpec(f"{name}_idx", name, place, BTreeParams()) for place, name in enumerate(("n", "name", "f"))
 ]
 NUMBERS = st.none() | st.integers(-3, 3)
 NAMES = st.none() | st.sampled_from(["", "a", "b", "bb", "ü"])

@@ -86,14 +86,6 @@ def with_run(
     return tuple(kept)
 
 
-class IndexKind(Enum):
-    """How a MemTable serves an index of the base table."""
-
-    BTREE = "btree"
-    FULL_TEXT = "full_text"
-    VECTOR = "vector"
-
-
 class Metric(Enum):
     """The distance between two vectors, equal to Lance's ``_distance``; smaller is nearer."""
 
@@ -152,11 +144,9 @@ class VectorParams:
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """One index that MemTables maintain; ``base_type`` is its type in the base table."""
+    """One index that MemTables maintain; the class of ``params`` tells its kind."""
 
     name: str
     column: str
     field_id: int
-    kind: IndexKind
     params: BTreeParams | FullTextParams | VectorParams
-    base_type: str = ""

@@ -70,7 +70,7 @@ class IndexStore:
         # Indexes of the same kind and parameters on one column give the same answers: one replaces both.
         self._indexes: dict[IndexSpec, ColumnIndex] = {}
         for spec in self.specs:
-            if not any(_is_equivalent(spec, other) for other in self._indexes):
+            if all((spec.column, spec.params) != (other.column, other.params) for other in self._indexes):
                 self._indexes[spec] = _new_index(spec, schema)
         # Columns by position: a lookup by name takes as long as some insertions.
         self._targets = [
@@ -143,10 +143,6 @@ class IndexStore:
             if spec.column == column and isinstance(index, class_):
                 return index
         return None
-
-
-def _is_equivalent(first: IndexSpec, second: IndexSpec) -> bool:
-    return (first.column, first.kind, first.params) == (second.column, second.kind, second.params)
 
 
 def _new_index(spec: IndexSpec, schema: TableSchema) -> ColumnIndex:
