@@ -31,7 +31,7 @@ from lancewal.format import (
     shown,
 )
 from lancewal.index import FullTextIndex, FullTextParams, IndexStore
-from lancewal.predicate import Predicate
+from lancewal.predicate import Predicate, selected
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,6 @@ Mask = npt.NDArray[np.bool_]
 #: Up to this many rows are sliced out of their batches one by one. More are taken in one call, which joins
 #: all batches first: that takes milliseconds for thousands of batches with vectors.
 FEW_ROWS = 256
-#: Chunks below this many rows are joined if many rows are wanted: a copy costs less than a kernel call per
-#: chunk, here and in the caller's next steps.
-_SMALL_CHUNK_ROWS = 256
-_FEW = 0.05
 
 
 class _Seen(NamedTuple):
@@ -427,23 +423,3 @@ def _superseded(older: MemTableView, newer: MemTableView) -> Mask:
     positions = older.newest_positions(newer.keys())
     mask[positions[positions >= 0]] = True
     return mask
-
-
-def selected(
-    rows: pa.Table, mask: Mask, columns: Sequence[str], predicate: Predicate | None = None
-) -> pa.Table:
-    """``columns`` of the rows that ``mask`` marks and for which ``predicate`` is true."""
-    if predicate is not None:
-        mask = mask & predicate.mask(rows)
-    kept = int(np.count_nonzero(mask))
-    chosen = rows.select(list(columns))
-    if kept == 0:
-        return chosen.slice(0, 0)
-    if kept > _FEW * len(mask) and _has_small_chunks(rows):
-        chosen = chosen.combine_chunks()
-    return chosen if kept == len(mask) else chosen.filter(pa.array(mask))
-
-
-def _has_small_chunks(rows: pa.Table) -> bool:
-    chunks: int = rows.column(0).num_chunks
-    return chunks > 1 and bool(rows.num_rows < chunks * _SMALL_CHUNK_ROWS)

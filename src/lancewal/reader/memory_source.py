@@ -26,8 +26,8 @@ from lancewal.index import (
     index_of,
     search_rows,
 )
-from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows, selected
-from lancewal.predicate import Among, Compare, Condition, Every, IsNull, Predicate
+from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows
+from lancewal.predicate import Among, Compare, Condition, Every, IsNull, Predicate, selected
 from lancewal.reader.source import (
     Found,
     Hidden,
