@@ -238,10 +238,7 @@ class BaseSource:
     def _dead_rows(self, batch: pa.RecordBatch, superseded: Newer | Addresses) -> Rows:
         if isinstance(superseded, np.ndarray):
             return positions_of(superseded, numbers(batch.column("_rowaddr")))
-        if not len(superseded):
-            return np.empty(0, np.int64)
-        keys = key_values([batch.column(name) for name in self._key_names])
-        return np.flatnonzero(superseded.contains(keys))
+        return np.flatnonzero(~self._live(batch, superseded)) if len(superseded) else np.empty(0, np.int64)
 
     def _rows_of(self, keys: KeyProbe, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows that have one of the keys, and maybe some more; ``columns`` must include the key."""
@@ -305,9 +302,7 @@ class BaseSource:
         return without_null_words_in(rows) if self.base.schema.has_dictionaries else rows
 
     def _live(self, rows: pa.Table | pa.RecordBatch, newer: Newer) -> Mask:
-        if not len(newer):
-            return np.ones(rows.num_rows, np.bool_)
-        return ~newer.contains(_keys_of(rows, self._key_names))
+        return newer.without(np.ones(rows.num_rows, np.bool_), lambda: _keys_of(rows, self._key_names))
 
     def _indexed_words(
         self, query: WordsQuery, newer: Newer, fragments: Sequence[lance.LanceFragment] | None = None
@@ -318,10 +313,7 @@ class BaseSource:
         part = None if fragments is None else tuple(each.fragment_id for each in fragments)
         key = (files, self.base.version, query.column, query.params, part)
         made = FIXED.get(key, lambda: self._index_of_words(query, fragments))
-        live = np.ones(len(made.rows), np.bool_)
-        if len(newer) and made.keys is not None:
-            live = ~newer.contains(made.keys)
-        matching = live
+        matching = live = newer.without(np.ones(len(made.rows), np.bool_), lambda: made.keys)
         if query.predicate is not None:
             with lance_errors("read the base table"), refusing(sql_of(query.predicate)):
                 found = self._dataset.scanner(

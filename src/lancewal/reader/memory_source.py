@@ -298,10 +298,7 @@ class MemorySource:
         return column if alignment is None else alignment.sources[column].stored_name
 
     def _live(self, newer: Newer) -> Mask:
-        live = self.view.live_mask
-        if newer.hidden_rows is not None:
-            live = live & ~newer.hidden_rows
-        return live & ~newer.contains(self.view.keys()) if len(newer) else live
+        return newer.without(self.view.live_mask, self.view.keys)
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
         """The rows at ``positions``, and which of them are deletes."""

@@ -127,10 +127,17 @@ class Newer:
         return sum(map(len, self.keys))
 
     def contains(self, keys: pa.Array) -> Mask:
+        """A mask of ``keys`` that a newer level has."""
         found = np.zeros(len(keys), np.bool_)
         for each in self.keys:
             found |= each.contains(keys)
         return found
+
+    def without(self, live: Mask, keys: Callable[[], pa.Array]) -> Mask:
+        """``live`` without the rows that newer levels hide; ``keys`` returns the keys of all its rows."""
+        if self.hidden_rows is not None:
+            live = live & ~self.hidden_rows
+        return live & ~self.contains(keys()) if len(self) else live
 
 
 @dataclass(frozen=True)
