@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
@@ -43,6 +43,17 @@ def not_yet_in(column: pa.Array, rows: int, first_row: int) -> pa.Array:
     """The values of ``column``, whose first is at ``first_row``, that an index with ``rows`` rows lacks."""
     known = already_in(rows, first_row, len(column))
     return column.slice(known) if known else column
+
+
+def batches_not_yet_in(batches: Sequence[pa.RecordBatch], rows: int, first_row: int) -> list[pa.RecordBatch]:
+    """Like :func:`not_yet_in`, for the rows of ``batches``, the first of which is at ``first_row``."""
+    known = already_in(rows, first_row, sum(batch.num_rows for batch in batches))
+    lacking = []
+    for batch in batches:
+        if known < batch.num_rows:
+            lacking.append(batch.slice(known) if known else batch)
+        known = max(0, known - batch.num_rows)
+    return lacking
 
 
 def checked_bound(bound: int, rows: int) -> int:
