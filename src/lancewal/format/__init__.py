@@ -30,7 +30,7 @@ from lancewal.format.bucket import (
     result_type_to_arrow,
 )
 from lancewal.format.key_set import KeySet, key_words, superseded
-from lancewal.format.keys import check_key_type, check_key_types, key_columns, key_values
+from lancewal.format.keys import check_key_type, check_key_types, key_columns, key_values, row_keys
 from lancewal.format.kinds import (
     UTC_NAMES,
     changes_clock,
@@ -215,6 +215,7 @@ __all__ = [
     "refuse_blob_values",
     "result_type_to_arrow",
     "row_hashes",
+    "row_keys",
     "same_kind",
     "same_values",
     "shown",

@@ -18,6 +18,7 @@ from lancewal.format import (
     key_words,
     numbers,
     one_array,
+    row_keys,
     without_null_words_in,
 )
 from lancewal.index import FullTextIndex, index_of
@@ -140,7 +141,7 @@ class BaseSource:
         if not parts:
             return Found.nothing()
         rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
-        found = pc.index_in(_keys_of(rows, self._key_names), value_set=keys.values)
+        found = pc.index_in(row_keys(rows, self._key_names), value_set=keys.values)
         if found.null_count:  # several keys may share a word: these rows have another key
             rows, found = rows.filter(found.is_valid()), found.drop_null()
         known = numbers(one_array(found)).astype(np.int64)
@@ -267,7 +268,7 @@ class BaseSource:
             candidates = self._dataset.scanner(
                 columns=self._key_names, filter=sql, with_row_id=True, **where
             ).to_table()
-        wanted = pc.is_in(_keys_of(candidates, self._key_names), value_set=key_values(keys))
+        wanted = pc.is_in(row_keys(candidates, self._key_names), value_set=key_values(keys))
         return self.take(numbers(one_array(candidates["_rowid"].filter(wanted))), columns)
 
     def _scan(
@@ -302,7 +303,7 @@ class BaseSource:
         return without_null_words_in(rows) if self.base.schema.has_dictionaries else rows
 
     def _live(self, rows: pa.Table | pa.RecordBatch, newer: Newer) -> Mask:
-        return newer.without(np.ones(rows.num_rows, np.bool_), lambda: _keys_of(rows, self._key_names))
+        return newer.without(np.ones(rows.num_rows, np.bool_), lambda: row_keys(rows, self._key_names))
 
     def _indexed_words(
         self, query: WordsQuery, newer: Newer, fragments: Sequence[lance.LanceFragment] | None = None
@@ -331,7 +332,7 @@ class BaseSource:
                 columns=columns, with_row_id=True, scan_in_order=True, fragments=fragments
             ).to_table()
         index = index_of(one_array(rows.column(query.column)), query.params)
-        keys = _keys_of(rows, self._key_names) if self._key_names else None
+        keys = row_keys(rows, self._key_names) if self._key_names else None
         return FixedIndex(index, _row_ids(rows), keys)
 
     def _read_words(
@@ -374,10 +375,6 @@ def _data_files(dataset: lance.LanceDataset) -> frozenset[str]:
 
 def _row_ids(rows: pa.Table | pa.RecordBatch) -> Rows:
     return numbers(rows.column("_rowid")).astype(np.int64)
-
-
-def _keys_of(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array:
-    return key_values([rows.column(name) for name in names])
 
 
 def byte_width(type_: pa.DataType) -> int:

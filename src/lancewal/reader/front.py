@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import TableSchema, key_values, refuse_added
+from lancewal.format import TableSchema, refuse_added, row_keys
 from lancewal.index import is_text, is_vector
 from lancewal.predicate import Predicate
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
@@ -138,7 +138,7 @@ def _hybrid(
     found = [_without_ranks(search(most, names)) for search in (vector, text)]
     rows = pa.concat_tables(found).combine_chunks()
     relevance = np.concatenate([1.0 / (_DAMPING + 1 + np.arange(each.num_rows)) for each in found])
-    encoded = key_values([rows.column(name) for name in schema.primary_key]).dictionary_encode()
+    encoded = row_keys(rows, schema.primary_key).dictionary_encode()
     numbers = encoded.indices.to_numpy()
     total = np.bincount(numbers, relevance, len(encoded.dictionary))
     _, first = np.unique(numbers, return_index=True)

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from lancewal.format import Alignment, KeySet, TableSchema, as_shown, key_values, one_array
+from lancewal.format import Alignment, KeySet, TableSchema, as_shown, one_array, row_keys
 from lancewal.index import (
     NOTHING,
     BTreeIndex,
@@ -284,7 +284,7 @@ class MemorySource:
         asked = self._rows_at(rows, list(dict.fromkeys([*sorted(predicate.columns), *names])))
         kept = predicate.mask(asked)
         if names:
-            kept &= ~newer.contains(key_values([asked.column(name) for name in names]))
+            kept &= ~newer.contains(row_keys(asked, names))
         return rows[kept]
 
     def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[ColumnPart]:
