@@ -66,7 +66,8 @@ class IndexStore:
 
     def __init__(self, specs: Iterable[IndexSpec], schema: TableSchema) -> None:
         self.specs = tuple(specs)
-        self._primary_key = PrimaryKeyIndex(schema.primary_key) if schema.primary_key else None
+        #: The index of the newest row of each key; ``None`` for a table without a primary key.
+        self.primary_key = PrimaryKeyIndex(schema.primary_key) if schema.primary_key else None
         # Indexes of the same kind and parameters on one column give the same answers: one replaces both.
         self._indexes: dict[IndexSpec, ColumnIndex] = {}
         for spec in self.specs:
@@ -80,13 +81,6 @@ class IndexStore:
         self._rows = 0
 
     @property
-    def primary_key(self) -> PrimaryKeyIndex:
-        """The index of the newest row of each key; only tables with a primary key have it."""
-        if self._primary_key is None:
-            raise InvalidInputError("the table has no primary key, so no rows replace others")
-        return self._primary_key
-
-    @property
     def rows_indexed(self) -> int:
         """Rows below this position are in every maintained index."""
         return min((index.rows for index in self._indexes.values()), default=self._rows)
@@ -94,7 +88,7 @@ class IndexStore:
     @property
     def memory_bytes(self) -> int:
         """Bytes held by all indexes, the primary key's included."""
-        keys = self._primary_key.memory_bytes if self._primary_key else 0
+        keys = 0 if self.primary_key is None else self.primary_key.memory_bytes
         return keys + sum(index.memory_bytes for index in self._indexes.values())
 
     @property

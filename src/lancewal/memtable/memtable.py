@@ -190,20 +190,21 @@ class MemTableView:
     @cached_property
     def newest_mask(self) -> Mask:
         """A mask of the rows that are the newest version of their key in this view, deletes included."""
-        if not self.schema.primary_key:
-            return np.ones(self.row_count, dtype=np.bool_)
         keys = self.indexes.primary_key
+        if keys is None:
+            return np.ones(self.row_count, dtype=np.bool_)
         keys.catch_up(self.batches)
         return keys.live_mask(self.row_count)
 
     @cached_property
     def live_mask(self) -> Mask:
         """A mask of the rows that a scan returns: the newest version of their key, and not a delete."""
-        return self.newest_mask & ~self.tombstones
+        return ~self.tombstones & self.newest_mask
 
     def newest_positions(self, keys: pa.Array) -> npt.NDArray[np.int64]:
         """The newest row of each key (in the key index's form); -1 for a key without one."""
         index = self.indexes.primary_key
+        assert index is not None, "a table without a primary key has no keys to look up"
         index.catch_up(self.batches)
         return index.newest(keys, self.row_count)
 

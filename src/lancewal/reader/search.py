@@ -61,6 +61,7 @@ def checked_nearest(
         raise InvalidInputError(
             f"column {column!r} is {type_}; vector search needs float vectors of one size"
         )
+    vector = checked_query(query, type_.list_size)
     indexes = snapshot.base_source.indexes
     indexed = indexes.metric(column)
     chosen = indexed or Metric.L2 if metric is None else _checked_metric(metric)
@@ -72,7 +73,7 @@ def checked_nearest(
         )
     return NearestQuery(
         column,
-        checked_query(query, type_.list_size),
+        vector,
         _checked_number("k", k),
         chosen,
         predicate,
