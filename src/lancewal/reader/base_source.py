@@ -38,7 +38,7 @@ from lancewal.reader.source import (
     WordsQuery,
 )
 from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, ReadLevel, is_large
-from lancewal.sstable import KeyProbe, refusing
+from lancewal.sstable import KeyProbe
 
 #: Adding one key to a joint set costs as much as probing a second set for this many rows.
 _ROWS_PER_UNITED_KEY = 8
@@ -123,7 +123,7 @@ class BaseSource:
         if sql is None and isinstance(superseded, np.ndarray):
             return row_count(self._dataset) - len(superseded)
         if not len(superseded):
-            with lance_errors("count the rows of the base table"), refusing(sql):
+            with lance_errors("count the rows of the base table", sql=sql):
                 return int(self._dataset.count_rows(filter=sql))
         read = [] if isinstance(superseded, np.ndarray) else self._key_names
         batches = self._scan(read, sql, None, with_row_address=isinstance(superseded, np.ndarray))
@@ -280,7 +280,7 @@ class BaseSource:
         with_row_address: bool,
         offset: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
-        with lance_errors("read the base table"), refusing(sql):
+        with lance_errors("read the base table", sql=sql):
             scanner = self._dataset.scanner(
                 columns=projection(columns, self.base.schema.names),
                 filter=sql,
@@ -316,7 +316,7 @@ class BaseSource:
         made = FIXED.get(key, lambda: self._index_of_words(query, fragments))
         matching = live = newer.without(np.ones(len(made.rows), np.bool_), lambda: made.keys)
         if query.predicate is not None:
-            with lance_errors("read the base table"), refusing(sql_of(query.predicate)):
+            with lance_errors("read the base table", sql=sql_of(query.predicate)):
                 found = self._dataset.scanner(
                     columns=[], filter=sql_of(query.predicate), with_row_id=True, fragments=fragments
                 ).to_table()
@@ -340,7 +340,7 @@ class BaseSource:
     ) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
         sql = sql_of(predicate)
         columns = list(dict.fromkeys([query.column, *self._key_names]))
-        with lance_errors("read the base table"), refusing(sql):
+        with lance_errors("read the base table", sql=sql):
             scanner = self._dataset.scanner(
                 columns=columns, filter=sql, with_row_id=True, batch_size=_SEARCHED_ROWS
             )

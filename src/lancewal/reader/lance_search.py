@@ -36,7 +36,6 @@ from lancewal.reader.source import (
     WordsQuery,
 )
 from lancewal.reader.words import query_terms
-from lancewal.sstable import refusing
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class LanceIndexes:
             # Not ``nprobes``: it is also a maximum, and with a filter or a large ``k`` the nearest
             # partitions may hold fewer than ``k`` rows.
             nearest |= {"minimum_nprobes": query.nprobes, "refine_factor": query.refine_factor}
-        with lance_errors("search for vectors"), refusing(sql_of(query.predicate)):
+        with lance_errors("search for vectors", sql=sql_of(query.predicate)):
             found = (
                 self._dataset()
                 .scanner(
@@ -293,7 +292,7 @@ class LanceLevel:
         return self.indexes.filled_up(self.source, self._fetch, self.query.k, self.superseded)
 
     def _fetch(self, k: int) -> Candidates:
-        with lance_errors("search for words"), refusing(sql_of(self.query.predicate)):
+        with lance_errors("search for words", sql=sql_of(self.query.predicate)):
             found = self.dataset.scanner(
                 columns=[*self.keys, SCORE],
                 full_text_query=self._lance_query(),

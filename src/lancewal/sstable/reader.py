@@ -7,7 +7,6 @@ equal to Lance's row addresses, because an SSTable is one fragment.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from uuid import UUID
 
 import lance
@@ -149,7 +148,7 @@ class SsTable:
         later = [] if filter is None else alignment.differing(filter.columns)
         read = stored_names([*chosen, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
         sql = None if filter is None or later else filter.sql
-        with lance_errors(f"read {self.uri}"), refusing(sql):
+        with lance_errors(f"read {self.uri}", sql=sql):
             scanner = self.dataset.scanner(
                 columns=read,
                 filter=sql,
@@ -259,7 +258,7 @@ class SsTable:
         return TOMBSTONE in self._opened.stored.columns.names
 
     def _batches(self, scanner: lance.LanceScanner, sql: str | None) -> Iterator[pa.RecordBatch]:
-        with lance_errors(f"read {self.uri}"), refusing(sql):
+        with lance_errors(f"read {self.uri}", sql=sql):
             batches = scanner.to_batches()
             has_dictionaries = self._opened.stored.has_dictionaries
             yield from map(without_null_words_in, batches) if has_dictionaries else batches
@@ -300,15 +299,3 @@ class SsTable:
             raise InvalidInputError(f"the keys of {self.uri} are {known.type}, not {values.type}")
         places = pc.index_in(values, value_set=known).fill_null(ABSENT).to_numpy().astype(np.int64)
         return np.where(places != ABSENT, offsets[places], ABSENT)
-
-
-@contextmanager
-def refusing(sql: str | None) -> Iterator[None]:
-    """Turn Lance's refusal of a filter, when planning or for a row's value, into an InvalidInputError."""
-    try:
-        yield
-    except ValueError as error:
-        about_rows = isinstance(error, pa.ArrowException)
-        if sql is None or (about_rows and "filter expression" not in str(error)):
-            raise
-        raise InvalidInputError(f"the filter {sql!r} is refused: {error}") from error
