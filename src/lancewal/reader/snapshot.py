@@ -90,11 +90,7 @@ class Snapshot:
 
     def newest_levels_first(self) -> list[Source]:
         """Every level, ordered so that the first level with a key has its newest version."""
-        levels: list[Source] = []
-        for _, group in self.groups:
-            levels += group
-        levels.append(self.base_source)
-        return levels
+        return [*(level for _, group in self.groups for level in group), self.base_source]
 
     def levels(self) -> Iterator[Level]:
         """Every level with what is newer than it; newest first, the base last."""
