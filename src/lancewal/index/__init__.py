@@ -1,6 +1,5 @@
 """Indexes of rows in memory: BTree, full text, vector."""
 
-from lancewal.index.btree import BTreeIndex, Matches
 from lancewal.index.exact import (
     NOTHING,
     ColumnPart,
@@ -17,21 +16,20 @@ from lancewal.index.kinds import (
     VectorParams,
 )
 from lancewal.index.specs import full_text_params, maintained_specs
-from lancewal.index.store import IndexStore
+from lancewal.index.store import IndexStore, Narrowed
 from lancewal.index.tokens import QueryTerm, Tokenizer
 
 __all__ = [
     "NOTHING",
     "OPERATORS",
-    "BTreeIndex",
     "ColumnPart",
     "CorpusStatistics",
     "FullTextIndex",
     "FullTextParams",
     "IndexSpec",
     "IndexStore",
-    "Matches",
     "Metric",
+    "Narrowed",
     "QueryTerm",
     "Tokenizer",
     "Vector",

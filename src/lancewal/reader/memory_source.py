@@ -6,28 +6,24 @@ the keys are in memory: :class:`StreamedSource` fetches the rows that are needed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lancewal.format import Alignment, KeySet, TableSchema, as_shown, one_array, row_keys
 from lancewal.index import (
     NOTHING,
-    BTreeIndex,
     ColumnPart,
     FullTextIndex,
-    IndexStore,
-    Matches,
+    Narrowed,
     index_of,
     search_rows,
 )
 from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows
-from lancewal.predicate import Among, Compare, Condition, Every, IsNull, Predicate, selected
+from lancewal.predicate import Predicate, selected
 from lancewal.reader.source import (
     Found,
     Hidden,
@@ -43,123 +39,7 @@ from lancewal.reader.source import (
 from lancewal.reader.words import IndexedLevel, ReadLevel
 from lancewal.sstable import KeyProbe
 
-#: If a BTree leaves more than this share of the rows, testing every row is as fast.
-_MAX_SHARE = 0.125
 _FIRST = pa.array([0])
-
-
-@dataclass(frozen=True)
-class Narrowed:
-    """Ascending rows that include all matching ones; found by the BTree on ``column``."""
-
-    column: str
-    rows: Rows
-
-
-def narrowed(
-    predicate: Predicate, indexes: IndexStore, written_name: Callable[[str], str | None], row_count: int
-) -> Narrowed | None:
-    """The rows below ``row_count`` that must be tested after the best BTree; ``None`` if no BTree helps.
-
-    ``written_name`` gives the name that the MemTable has for a column.
-    """
-    best: _Choice | None = None
-    for column, wanted in _wanted(predicate.conditions).items():
-        name = written_name(column)
-        index = None if name is None else indexes.btree(name)
-        if index is None or not wanted.fits(index.type):
-            continue
-        unindexed = max(row_count - index.rows, 0)
-        matches = wanted.matches(index)
-        if best is None or len(matches) + unindexed < best.rows_left:
-            best = _Choice(column, matches, row_count - unindexed, len(matches) + unindexed)
-    if best is None or best.rows_left > _MAX_SHARE * row_count:
-        return None
-    found = best.matches.below(best.indexed)
-    return Narrowed(best.column, np.concatenate([found, np.arange(best.indexed, row_count)]))
-
-
-class _Choice(NamedTuple):
-    column: str
-    matches: Matches
-    indexed: int
-    rows_left: int
-
-
-class _End(NamedTuple):
-    """One end of a range."""
-
-    value: pa.Scalar
-    inclusive: bool
-
-
-@dataclass
-class _Wanted:
-    """The conditions on one column, all of which must be met."""
-
-    values: pa.Array | None = None
-    lows: list[_End] = field(default_factory=list)
-    highs: list[_End] = field(default_factory=list)
-    null: bool = False
-
-    def add(self, condition: Among | Compare | IsNull) -> None:
-        if isinstance(condition, IsNull):
-            self.null = True
-        elif isinstance(condition, Among):
-            known, values = self.values, condition.values
-            self.values = values if known is None else known.filter(pc.is_in(known, value_set=values))
-        else:
-            ends = self.lows if condition.operator in (">", ">=") else self.highs
-            ends.append(_End(condition.value, condition.operator in (">=", "<=")))
-
-    def fits(self, type_: pa.DataType) -> bool:
-        """Whether all values have the type of the index."""
-        values = [self.values] if self.values is not None else []
-        return all(each.type == type_ for each in [*values, *(end.value for end in self.lows + self.highs)])
-
-    def matches(self, index: BTreeIndex) -> Matches:
-        """A superset of the rows that meet the conditions."""
-        if not all(end.value.is_valid for end in self.lows + self.highs):
-            return Matches([])
-        if self.values is not None:
-            return index.equal_to(self.values)
-        if self.null:
-            return index.nulls()
-        low, high = _strictest(self.lows, max), _strictest(self.highs, min)
-        return index.between(
-            low.value if low else None,
-            high.value if high else None,
-            low.inclusive if low else True,
-            high.inclusive if high else True,
-        )
-
-
-def _strictest(ends: Sequence[_End], choose: Callable[..., _End]) -> _End | None:
-    """The highest low end, or the lowest high end; exclusive if one of the equal ends is."""
-    if not ends:
-        return None
-    value = choose(ends, key=lambda end: end.value.as_py()).value
-    return _End(value, all(end.inclusive for end in ends if end.value == value))
-
-
-def _wanted(conditions: Iterable[Condition]) -> dict[str, _Wanted]:
-    """By column, the conditions that a BTree can answer."""
-    found: dict[str, _Wanted] = {}
-    for condition in _flat(conditions):
-        if len(condition.path) == 1:
-            found.setdefault(condition.path[0], _Wanted()).add(condition)
-    return found
-
-
-def _flat(conditions: Iterable[Any]) -> Iterator[Among | Compare | IsNull]:
-    for condition in conditions:
-        if isinstance(condition, Every):
-            yield from _flat(condition.parts)
-        elif isinstance(condition, Compare):
-            if condition.operator in ("<", "<=", ">", ">="):
-                yield condition
-        elif isinstance(condition, Among | IsNull) and not condition.negated:
-            yield condition
 
 
 class MemorySource:
@@ -270,7 +150,8 @@ class MemorySource:
 
     def narrowed(self, predicate: Predicate) -> Narrowed | None:
         """The rows that must be tested after a BTree; ``None`` if all must be."""
-        return narrowed(predicate, self.view.indexes, self.written_name, self.row_count)
+        names = {column: self.written_name(column) for column in predicate.columns}
+        return self.view.indexes.narrowed(predicate, names, self.row_count)
 
     def _found(self, predicate: Predicate, newer: Newer) -> Rows | None:
         """The positions that :meth:`matching` marks, if a BTree leaves few rows to test; else ``None``."""
