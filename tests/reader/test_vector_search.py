@@ -403,7 +403,7 @@ def test_sstables_that_pylance_wrote(tmp_path: Path) -> None:
         del model[key]
     ((source,),) = [shard.sources for shard in table.live.snapshot().shards]
     assert isinstance(source, SsTableSource)
-    sstable = source._sstable.dataset
+    sstable = source.sstable.dataset
     assert "IVF_HNSW_SQ" in {str(each.index_type) for each in sstable.describe_indices()}
     for metric in METRICS:
         check(table, model, QUERY, 10, metric=metric)
