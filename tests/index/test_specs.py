@@ -17,7 +17,6 @@ from lancewal.index import specs as specs_module
 from lancewal.index.kinds import (
     BTreeParams,
     FullTextParams,
-    IndexKind,
     IndexSpec,
     Metric,
     VectorParams,
@@ -118,14 +117,9 @@ def test_none_means_none(dataset: lance.LanceDataset) -> None:
 
 
 def test_columns_and_field_ids_are_those_of_the_base(dataset: lance.LanceDataset) -> None:
-    assert named(dataset, "by_id") == IndexSpec("by_id", "id", 0, IndexKind.BTREE, BTreeParams(), "BTree")
+    assert named(dataset, "by_id") == IndexSpec("by_id", "id", 0, BTreeParams())
     bitmap = named(dataset, "by_colour")
-    assert (bitmap.column, bitmap.field_id, bitmap.kind, bitmap.base_type) == (
-        "colour",
-        1,
-        IndexKind.BTREE,
-        "Bitmap",
-    )
+    assert (bitmap.column, bitmap.field_id, bitmap.params) == ("colour", 1, BTreeParams())
 
 
 def test_tokenizer_settings_are_those_of_the_base(dataset: lance.LanceDataset) -> None:

@@ -12,7 +12,7 @@ import pytest
 from lancewal.format.schema import TableSchema
 from lancewal.index import btree as runs
 from lancewal.index import full_text as postings
-from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec, VectorParams
+from lancewal.index.kinds import BTreeParams, FullTextParams, IndexSpec, VectorParams
 from lancewal.index.store import IndexStore
 
 DIMENSION = 8
@@ -30,10 +30,10 @@ SCHEMA = TableSchema(
     ("id",),
 )
 SPECS = [
-    IndexSpec("by_id", "id", 0, IndexKind.BTREE, BTreeParams()),
-    IndexSpec("by_name", "name", 1, IndexKind.BTREE, BTreeParams()),
-    IndexSpec("words", "text", 2, IndexKind.FULL_TEXT, FullTextParams()),
-    IndexSpec("near", "v", 3, IndexKind.VECTOR, VectorParams(DIMENSION, m=8, ef_construction=32)),
+    IndexSpec("by_id", "id", 0, BTreeParams()),
+    IndexSpec("by_name", "name", 1, BTreeParams()),
+    IndexSpec("words", "text", 2, FullTextParams()),
+    IndexSpec("near", "v", 3, VectorParams(DIMENSION, m=8, ef_construction=32)),
 ]
 #: Keys and words repeat with these periods.
 KEYS, WORDS = 1000, 7

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 from lancewal.errors import InvalidInputError
 from lancewal.index import graph
 from lancewal.index import graph as builder
-from lancewal.index.distance import Nearest, Vectors
+from lancewal.index.exact import Nearest, Vectors, search_rows
 from lancewal.index.kinds import Metric, VectorParams
-from lancewal.index.vector import VectorIndex, search_rows
+from lancewal.index.vector import VectorIndex
 from tests.patience import PATIENCE
 
 FLOAT32 = pa.float32()
@@ -152,7 +152,8 @@ def test_odd_vectors_are_treated_as_lance_treats_them(
 
 
 def test_a_null_inside_a_vector_counts_as_zero() -> None:
-    hits = search_rows(column([[1, None], [1, 2]], 2), [1, 2], 5)
+    vectors = column([[1, None], [1, 2]], 2)
+    hits = search_rows((np.arange(2), vectors, np.ones(2, np.bool_)), [1, 2], 5, Metric.L2)
     assert pairs(hits) == [(1, 0.0), (0, 4.0)]
 
 
@@ -193,7 +194,7 @@ def test_columns_that_are_no_vectors_of_the_dimension_are_refused_and_leave_no_t
             index.insert(wrong, 0)
     assert index.rows == 0
     with pytest.raises(InvalidInputError, match="float vectors"):
-        search_rows(pa.array([1.0]), [1], 1)
+        search_rows((np.arange(1), pa.array([1.0]), np.ones(1, np.bool_)), [1], 1, Metric.L2)
 
 
 def graphs_of(index: VectorIndex) -> list[graph.Graph | None]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import lancewal
-from lancewal.reader import SOURCE
+from lancewal.format import SOURCE
 from lancewal.table import Table
 from tests.model.busy_writer import HOT, acknowledged, make_counter, put_size
 from tests.tables import KEY

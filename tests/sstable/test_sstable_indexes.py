@@ -10,18 +10,18 @@ import pytest
 from lance.mem_wal import LsmVectorSearchPlanner
 
 from lancewal.format.shard_manifest import SsTableEntry
-from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec, Metric, VectorParams
+from lancewal.index.kinds import BTreeParams, FullTextParams, IndexSpec, Metric, VectorParams
 from tests.sstable.tables import Base, Row, dead, key_field
 
 DIMENSION = 8
 
 
 def _vector_spec(metric: Metric) -> IndexSpec:
-    return IndexSpec("v_idx", "v", 2, IndexKind.VECTOR, VectorParams(DIMENSION, metric))
+    return IndexSpec("v_idx", "v", 2, VectorParams(DIMENSION, metric))
 
 
-BTREE = IndexSpec("x_idx", "x", 1, IndexKind.BTREE, BTreeParams())
-WORDS = IndexSpec("t_idx", "t", 3, IndexKind.FULL_TEXT, FullTextParams(stem=False, with_position=True))
+BTREE = IndexSpec("x_idx", "x", 1, BTreeParams())
+WORDS = IndexSpec("t_idx", "t", 3, FullTextParams(stem=False, with_position=True))
 
 
 def _vectors(count: int, seed: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
@@ -139,7 +139,7 @@ def test_all_indexes_in_one_sstable(base: Base) -> None:
 def test_an_index_that_cannot_be_built_does_not_make_the_table_unwritable(
     base: Base, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wrong = IndexSpec("t_idx", "t", 3, IndexKind.VECTOR, VectorParams(DIMENSION))
+    wrong = IndexSpec("t_idx", "t", 3, VectorParams(DIMENSION))
     entry = base.write(_rows(1000, 3), indexes=[wrong, BTREE])
     assert base.open(entry).count_live() == 3
     assert "no index on column 't'" in caplog.text

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from lancewal.format.schema import TOMBSTONE
-from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
+from lancewal.index.kinds import BTreeParams, IndexSpec
 from lancewal.sstable import rebuild_sidecars
 from lancewal.storage import layout
 from tests.servers import S3Server
@@ -31,7 +31,7 @@ def base(s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> Base:
 
 
 def test_storage_options_reach_the_sstable_writer_and_every_reader(base: Base) -> None:
-    index = IndexSpec("t_idx", "t", 2, IndexKind.BTREE, BTreeParams())
+    index = IndexSpec("t_idx", "t", 2, BTreeParams())
     first = base.write([{"id": 5, "t": "a"}, {"id": 5, "t": "b"}, dead(id=1)], indexes=[index])
     base.dataset.drop_columns(["gone"])
     second = base.write([{"id": 6, "t": "c"}], generation=2)

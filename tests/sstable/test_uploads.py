@@ -14,7 +14,7 @@ import pytest
 
 from lancewal.base import BaseTable
 from lancewal.errors import OutcomeUnknownError, StorageError
-from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec, VectorParams
+from lancewal.index.kinds import BTreeParams, FullTextParams, IndexSpec, VectorParams
 from lancewal.shard.discovery import discover_manifests
 from lancewal.sstable import writer as sstable_writer
 from lancewal.storage import ObjectStore, layout
@@ -24,9 +24,9 @@ from tests.sstable.tables import Base, Row, dead, key_field
 from tests.tables import open_writer
 
 INDEXES = [
-    IndexSpec("number", "n", 1, IndexKind.BTREE, BTreeParams()),
-    IndexSpec("words", "t", 2, IndexKind.FULL_TEXT, FullTextParams(with_position=True)),
-    IndexSpec("near", "v", 3, IndexKind.VECTOR, VectorParams(2)),
+    IndexSpec("number", "n", 1, BTreeParams()),
+    IndexSpec("words", "t", 2, FullTextParams(with_position=True)),
+    IndexSpec("near", "v", 3, VectorParams(2)),
 ]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from lancewal.base.table import BaseTable
 from lancewal.errors import FencedError, LanceWalError
-from lancewal.index.kinds import FullTextParams, IndexKind, IndexSpec
+from lancewal.index.kinds import FullTextParams, IndexSpec
 from lancewal.storage import layout
 from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER
 from lancewal.writer import ShardWriter, open_shard_writer
@@ -201,7 +201,7 @@ def test_a_lost_reply_of_the_own_write_is_not_taken_for_a_rival(base: BaseTable,
 def test_the_bytes_of_indexes_count_for_freezing_and_backpressure(base: BaseTable) -> None:
     """Rows were small and their index was not: memory grew past the limit, and nobody saw it."""
     text = FullTextParams()
-    spec = IndexSpec("name_fts", "name", 1, IndexKind.FULL_TEXT, text)
+    spec = IndexSpec("name_fts", "name", 1, text)
     huge = 1 << 40
     unlimited: dict[str, Any] = {"max_memtable_size": huge, "max_unflushed_memtable_bytes": huge}
     with open_writer(base, indexes=[spec], **unlimited) as writer:

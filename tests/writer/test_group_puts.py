@@ -22,7 +22,7 @@ import lancewal.storage.parallel
 import lancewal.writer.group_commit
 from lancewal.base.table import BaseTable
 from lancewal.errors import InvalidInputError, LanceWalError, OutcomeUnknownError, StorageError
-from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
+from lancewal.index.kinds import BTreeParams, IndexSpec
 from lancewal.shard import ShardManifestStore, WalTailer
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter
@@ -353,7 +353,7 @@ def test_a_put_failed_for_want_of_a_thread_although_its_rows_were_in(
     append_only: BaseTable, durable: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whoever sent them again had them twice."""
-    index = [IndexSpec("id_index", "id", 0, IndexKind.BTREE, BTreeParams())]
+    index = [IndexSpec("id_index", "id", 0, BTreeParams())]
     settings = {"sync_indexed_write": False, "async_index_buffer_rows": 1}
     writer = open_writer(append_only, durable_write=durable, indexes=index, **settings)
 

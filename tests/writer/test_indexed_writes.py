@@ -17,7 +17,7 @@ from lance.mem_wal import ShardSnapshot as LanceShard
 import lancewal
 from lancewal.errors import InvalidInputError
 from lancewal.index.full_text import FullTextIndex
-from lancewal.index.kinds import IndexKind, IndexSpec, VectorParams
+from lancewal.index.kinds import BTreeParams, FullTextParams, IndexSpec, VectorParams
 from lancewal.index.vector import VectorIndex
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.writer import ShardWriter, open_shard_writer
@@ -72,7 +72,8 @@ def test_rows_are_indexed_when_put_returns(tmp_path: Path) -> None:
             writer.put(changed(model, random_rows(range(seed * 4, seed * 4 + 30), seed)))
             view = writer.active_memtable_ref()
             assert view.indexes.rows_indexed == view.row_count == (seed + 1) * 30
-            assert {spec.kind for spec in view.indexes.specs} == set(IndexKind)
+            kinds = {type(spec.params) for spec in view.indexes.specs}
+            assert kinds == {BTreeParams, FullTextParams, VectorParams}
         check(table, model)
         stats = writer.stats()
         assert (stats.index_update_count, stats.index_update_rows) == (4, 120)
@@ -189,7 +190,7 @@ def test_a_named_index_that_was_dropped_leaves_the_table_writable(
 
 def test_an_index_spec_that_does_not_fit_the_table_is_refused_before_the_claim(tmp_path: Path) -> None:
     table = Searched(tmp_path)
-    wrong = IndexSpec("gone_idx", "gone", 9, IndexKind.VECTOR, VectorParams(DIMENSION))
+    wrong = IndexSpec("gone_idx", "gone", 9, VectorParams(DIMENSION))
     shard = table.table.shard_for()
     with pytest.raises(InvalidInputError, match="'gone'"):
         open_shard_writer(table.live.base(), shard, fast(), indexes=[wrong])

@@ -26,7 +26,7 @@ from lancewal.errors import (
     WalCorruptError,
 )
 from lancewal.format.wal_entry import encode_entry, entry_schema
-from lancewal.index.kinds import BTreeParams, FullTextParams, IndexKind, IndexSpec
+from lancewal.index.kinds import BTreeParams, FullTextParams, IndexSpec
 from lancewal.shard import WalAppender
 from lancewal.shard.manifest import ShardManifestStore
 from lancewal.storage import ObjectStore, layout
@@ -418,8 +418,8 @@ def test_an_open_that_cannot_read_the_wal_leaves_everything_to_the_next(append_o
 # --- indexes ----------------------------------------------------------------------------
 
 INDEXES = [
-    IndexSpec("name_fts", "name", 1, IndexKind.FULL_TEXT, FullTextParams()),
-    IndexSpec("id_btree", "id", 0, IndexKind.BTREE, BTreeParams()),
+    IndexSpec("name_fts", "name", 1, FullTextParams()),
+    IndexSpec("id_btree", "id", 0, BTreeParams()),
 ]
 
 
@@ -460,7 +460,7 @@ def test_deferred_indexing_happens_in_time_however_few_the_rows(append_only: Bas
 def test_an_index_that_cannot_be_kept_is_refused_before_the_claim(append_only: BaseTable) -> None:
     shard = uuid.uuid4()
     with open_writer(append_only, shard) as writer:
-        lost = IndexSpec("gone", "no_such_column", 9, IndexKind.BTREE, BTreeParams())
+        lost = IndexSpec("gone", "no_such_column", 9, BTreeParams())
         with pytest.raises(InvalidInputError, match="no_such_column"):
             open_writer(append_only, shard, indexes=[lost])
         writer.put(appended(0))  # still the holder

@@ -10,7 +10,7 @@ import pytest
 
 from lancewal.base.table import BaseTable
 from lancewal.errors import FencedError, InvalidInputError, StorageError
-from lancewal.index.kinds import BTreeParams, IndexKind, IndexSpec
+from lancewal.index.kinds import BTreeParams, IndexSpec
 from lancewal.shard import WalTailer
 from lancewal.storage import ObjectStore
 from lancewal.writer import ShardWriter, open_shard_writer
@@ -43,7 +43,7 @@ def test_durable_round_trip(base: BaseTable) -> None:
 
 
 def test_indexes_are_refused_before_the_claim(base: BaseTable) -> None:
-    spec = IndexSpec("id_idx", "id", 0, IndexKind.BTREE, BTreeParams())
+    spec = IndexSpec("id_idx", "id", 0, BTreeParams())
     shard = uuid.uuid4()
     with pytest.raises(InvalidInputError, match="indexes require enable_memtable"):
         open_shard_writer(base, shard, fast(enable_memtable=False), indexes=[spec])

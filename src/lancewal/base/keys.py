@@ -17,7 +17,7 @@ from lance.commit import CommitConflictError
 from lancewal.base.lance import lance_errors, with_key_columns
 from lancewal.base.table import table_schema
 from lancewal.errors import InvalidInputError, OutcomeUnknownError, StorageError
-from lancewal.format import check_key_type, key_values, key_words
+from lancewal.format import check_key_type, key_words, row_keys
 
 logger = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ def check_unique(rows: Rows, key: Sequence[str]) -> None:
 
 
 def _words(batch: pa.RecordBatch, key: Sequence[str]) -> npt.NDArray[np.uint64]:
-    return key_words(key_values([batch.column(name) for name in key]))
+    return key_words(row_keys(batch, key))
 
 
 def _doubled(rows: Rows, key: Sequence[str], words: npt.NDArray[np.uint64]) -> object | None:

@@ -12,7 +12,7 @@ import lance
 import pyarrow as pa
 from lance.lance import LanceSchema
 
-from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
+from lancewal.errors import InvalidInputError, LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import PRIMARY_KEY_KEY, FieldMessage, KeyFieldMessage, TableManifestMessage
 from lancewal.storage import is_panic, path_text, scrub_error
 
@@ -36,8 +36,10 @@ _UNKNOWN = "cannot {}: {}; it may have taken effect nevertheless"
 
 
 @contextmanager
-def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
+def lance_errors(action: str, *, commits: bool = False, sql: str | None = None) -> Iterator[None]:
     """Turn pylance's errors into StorageError; ``action`` says what could not be done.
+
+    If Lance refuses the filter ``sql``, when planning or for a row's value, this raises an InvalidInputError.
 
     Every call of pylance that may fail is made within this context. If the call ``commits``, a storage
     failure or a panic may have come after the commit, so that only the reply was lost. This raises an
@@ -53,6 +55,8 @@ def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
         raise
     except _FAILURES as error:
         scrub_error(error)
+        if sql is not None and _is_about_filter(error):
+            raise InvalidInputError(f"the filter {sql!r} is refused: {error}") from error
         if commits and isinstance(error, OSError) and not _REFUSED.search(str(error)):
             raise OutcomeUnknownError(_UNKNOWN.format(action, error)) from error
         raise StorageError(f"cannot {action}: {error}") from error
@@ -64,6 +68,11 @@ def lance_errors(action: str, *, commits: bool = False) -> Iterator[None]:
         if commits:
             raise OutcomeUnknownError(_UNKNOWN.format(action, text)) from error
         raise StorageError(f"cannot {action}: {text}") from error
+
+
+def _is_about_filter(error: Exception) -> bool:
+    about_rows = isinstance(error, pa.ArrowException)
+    return isinstance(error, ValueError) and (not about_rows or "filter expression" in str(error))
 
 
 def operation_of(dataset: lance.LanceDataset, version: int) -> object | None:

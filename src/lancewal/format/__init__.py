@@ -1,6 +1,14 @@
 """The on-disk format: converts between bytes and values; nothing here touches storage."""
 
-from lancewal.format.align import ColumnSource, align, column_sources, shown
+from lancewal.format.align import (
+    Alignment,
+    ColumnSource,
+    align,
+    as_shown,
+    column_sources,
+    shown,
+    stored_names,
+)
 from lancewal.format.base_manifest import (
     MEM_WAL_INDEX_NAME,
     BaseIndex,
@@ -22,7 +30,7 @@ from lancewal.format.bucket import (
     result_type_to_arrow,
 )
 from lancewal.format.key_set import KeySet, key_words, superseded
-from lancewal.format.keys import check_key_type, check_key_types, key_columns, key_values
+from lancewal.format.keys import check_key_type, check_key_types, key_columns, key_values, row_keys
 from lancewal.format.kinds import (
     UTC_NAMES,
     changes_clock,
@@ -43,6 +51,8 @@ from lancewal.format.records import decode_record, encode_record, reading_record
 from lancewal.format.row_sum import RowSum, row_hashes
 from lancewal.format.schema import (
     PRIMARY_KEY_KEY,
+    SHARD_ID,
+    SOURCE,
     TOMBSTONE,
     TOMBSTONE_FIELD,
     ColumnIdentity,
@@ -56,11 +66,13 @@ from lancewal.format.schema import (
     hashable,
     is_blob,
     is_json,
+    labelled,
     map_children,
     no_rows,
     readable_columns,
     refuse_added,
     refuse_blob_values,
+    shown_schema,
     without_field_ids,
 )
 from lancewal.format.shard_manifest import (
@@ -108,10 +120,13 @@ __all__ = [
     "MEM_WAL_INDEX_NAME",
     "PRIMARY_KEY_KEY",
     "PUT_IDS_TAG",
+    "SHARD_ID",
+    "SOURCE",
     "TOMBSTONE",
     "TOMBSTONE_FIELD",
     "UTC_NAMES",
     "WRITE_ID_BYTES",
+    "Alignment",
     "BaseIndex",
     "BaseManifest",
     "BloomFilter",
@@ -139,6 +154,7 @@ __all__ = [
     "align",
     "aligned",
     "are_whole",
+    "as_shown",
     "bucket_of",
     "byte_spans",
     "can_rule_out",
@@ -183,6 +199,7 @@ __all__ = [
     "key_hashes",
     "key_values",
     "key_words",
+    "labelled",
     "map_children",
     "newest_manifest_name",
     "no_rows",
@@ -198,9 +215,12 @@ __all__ = [
     "refuse_blob_values",
     "result_type_to_arrow",
     "row_hashes",
+    "row_keys",
     "same_kind",
     "same_values",
     "shown",
+    "shown_schema",
+    "stored_names",
     "superseded",
     "with_dictionary_in_place",
     "with_nulls_below_in",

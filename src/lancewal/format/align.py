@@ -13,13 +13,15 @@ too. Damaged rows are refused: read as nulls, they would be lost for good at the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
 
-from lancewal.errors import ColumnMismatchError
+from lancewal.errors import ColumnMismatchError, InvalidInputError
 from lancewal.format.kinds import is_list
 from lancewal.format.schema import (
     FIELD_ID_KEY,
@@ -34,6 +36,8 @@ from lancewal.format.schema import (
 from lancewal.format.values import Convert, changed, decode_json, encode_json, with_items
 
 _OLDEST_VERSION = 1
+
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 @dataclass(frozen=True)
@@ -94,6 +98,75 @@ def column_sources(
         if sources[name].stored_name is None:
             raise ColumnMismatchError(f"there is no key column {name!r}, only {', '.join(stored.names)}")
     return sources
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """How every column that a table shows is made from the columns of stored rows."""
+
+    sources: Mapping[str, ColumnSource]
+    stored_names: frozenset[str]
+    #: Columns that are blobs in the stored rows: a scan would show their positions instead of their values.
+    stored_blobs: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, schema: TableSchema, stored: pa.Schema, written_for: int | None) -> Alignment:
+        """From the columns ``stored``, annotated with their field ids, to those that ``schema`` shows.
+
+        ``written_for`` is the version of the table that had the stored columns; ``None`` if it is not known.
+        """
+        sources = column_sources(stored, schema, written_for)
+        shown = {field.name: replace(sources[field.name], field=field) for field in schema.plain}
+        ids = {field_id(field) for field in stored if is_blob(field)}
+        blobs = frozenset(name for name in schema.blob_columns if schema.field_ids[name] in ids)
+        return cls(shown, frozenset(stored.names) - {TOMBSTONE}, blobs)
+
+    @classmethod
+    def between(cls, written: TableSchema, shown: TableSchema) -> Alignment | None:
+        """From the rows of a MemTable to those that ``shown`` shows; ``None`` if they are the same."""
+        if shown.shows_as_stored:
+            if written.columns is shown.columns and written.version == shown.version:
+                return None
+            equal = written.columns.equals(shown.columns, check_metadata=True)
+            if equal and not shown.replaced_since(written.version):
+                return None
+        return cls.of(shown, written.stored, written.version)
+
+    @cached_property
+    def is_exact(self) -> bool:
+        """Whether the stored rows have the shown columns, and no others."""
+        return len(self.sources) == len(self.stored_names) and all(s.is_same for s in self.sources.values())
+
+    def select(self, columns: Sequence[str]) -> list[ColumnSource]:
+        """The sources of ``columns``; refuses columns that cannot be read."""
+        unknown = [name for name in columns if name not in self.sources]
+        if unknown:
+            raise InvalidInputError(f"no such columns: {unknown}; the table has {list(self.sources)}")
+        blobs = [name for name in columns if name in self.stored_blobs]
+        if blobs:
+            raise InvalidInputError(
+                f"an SSTable holds values of the blob column {', '.join(blobs)}, which lancewal cannot "
+                "read or compact yet; compact it with the tool that wrote it"
+            )
+        return [self.sources[name] for name in columns]
+
+    def differing(self, columns: Iterable[str]) -> list[ColumnSource]:
+        """The sources of ``columns``, unless the stored rows have all of them under their names."""
+        used = [] if self.is_exact else self.select(sorted(columns))
+        return [] if all(source.is_same for source in used) else used
+
+
+def stored_names(chosen: Iterable[ColumnSource]) -> list[str]:
+    """The stored columns that are needed for some sources."""
+    return list(dict.fromkeys(source.stored_name for source in chosen if source.stored_name is not None))
+
+
+def as_shown(stored: _Rows, chosen: Sequence[ColumnSource]) -> _Rows:
+    """The columns of some sources, made from stored rows."""
+    if not chosen:
+        return stored.select([])
+    schema = pa.schema([source.field for source in chosen])
+    return type(stored).from_arrays([source.array(stored) for source in chosen], schema=schema)
 
 
 def align(batch: pa.RecordBatch, schema: TableSchema, written_for: int | None = None) -> pa.RecordBatch:

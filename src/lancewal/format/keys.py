@@ -76,6 +76,11 @@ def key_values(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
     return encode_keys(columns) if len(columns) > 1 else key_columns(columns)[0]
 
 
+def row_keys(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array:
+    """The key of every row, as from :func:`key_values`; ``names`` are the key columns."""
+    return key_values([rows.column(name) for name in names])
+
+
 def encode_keys(columns: Sequence[pa.Array | pa.ChunkedArray]) -> pa.Array:
     """The composite encoding of every row, as a binary array without nulls.
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
+from uuid import UUID
 
 import pyarrow as pa
 
@@ -32,14 +33,19 @@ BLOB_TYPE = "lance.blob."
 LANCE_NAMES = frozenset(
     ["_rowid", "_rowaddr", "_rowoffset", "_row_created_at_version", "_row_last_updated_at_version"]
 )
+#: The columns that a read adds on request: where each row came from.
+SOURCE, SHARD_ID = "_source", "_shard_id"
+_LABELS = [pa.field(SOURCE, pa.string(), nullable=False), pa.field(SHARD_ID, pa.string())]
 #: Columns that reads add. The change feed's columns are not included, because a table may store the rows of
 #: a feed with these columns. Only a feed of such a table is refused.
-ADDED_NAMES = frozenset(["_source", "_distance", "_score"])
+ADDED_NAMES = frozenset([SOURCE, "_distance", "_score"])
 
 #: Properties of a TableSchema that follow from its columns alone.
 _DERIVED = frozenset(["stored", "shows_as_stored", "plain", "field_ids", "has_dictionaries", "blob_columns"])
 
 TOMBSTONE_FIELD = pa.field(TOMBSTONE, pa.bool_(), nullable=False)
+
+_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 class LanceField(Protocol):
@@ -334,6 +340,22 @@ def refuse_added(schema: TableSchema, *names: str) -> None:
             f"the table has columns of its own named {', '.join(taken)}, which are added here; rename them "
             "with lance.LanceDataset.alter_columns"
         )
+
+
+def shown_schema(schema: TableSchema, columns: Sequence[str], row_source: bool) -> pa.Schema:
+    """The schema of a read of ``columns``; ``row_source`` adds the columns of :func:`labelled`."""
+    if row_source:
+        refuse_added(schema, SOURCE, SHARD_ID)
+    fields = [schema.plain.field(name) for name in columns]
+    return pa.schema([*fields, *_LABELS] if row_source else fields)
+
+
+def labelled(rows: _Rows, source: str, shard_id: UUID | None) -> _Rows:
+    """``rows`` with the columns that say where they came from."""
+    shard = None if shard_id is None else str(shard_id)
+    for label, value in zip(_LABELS, (source, shard), strict=True):
+        rows = rows.append_column(label, pa.repeat(pa.scalar(value, pa.string()), rows.num_rows))
+    return rows
 
 
 def checked_columns(columns: Sequence[str] | None, schema: TableSchema) -> list[str]:

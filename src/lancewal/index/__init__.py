@@ -1,7 +1,13 @@
 """Indexes of rows in memory: BTree, full text, vector."""
 
-from lancewal.index.btree import BTreeIndex, Matches
-from lancewal.index.distance import Vector, checked_query
+from lancewal.index.exact import (
+    NOTHING,
+    ColumnPart,
+    Vector,
+    checked_query,
+    is_vector,
+    search_rows,
+)
 from lancewal.index.full_text import OPERATORS, CorpusStatistics, FullTextIndex, index_of, is_text
 from lancewal.index.kinds import (
     FullTextParams,
@@ -10,20 +16,20 @@ from lancewal.index.kinds import (
     VectorParams,
 )
 from lancewal.index.specs import full_text_params, maintained_specs
-from lancewal.index.store import IndexStore
+from lancewal.index.store import IndexStore, Narrowed
 from lancewal.index.tokens import QueryTerm, Tokenizer
-from lancewal.index.vector import is_vector, search_rows
 
 __all__ = [
+    "NOTHING",
     "OPERATORS",
-    "BTreeIndex",
+    "ColumnPart",
     "CorpusStatistics",
     "FullTextIndex",
     "FullTextParams",
     "IndexSpec",
     "IndexStore",
-    "Matches",
     "Metric",
+    "Narrowed",
     "QueryTerm",
     "Tokenizer",
     "Vector",

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lancewal.index.distance import Matrix, Nearest, Vector, Vectors
+from lancewal.index.exact import Matrix, Nearest, Vector, Vectors
 from lancewal.index.kinds import Metric, RowMask, VectorParams
 from lancewal.storage import Bell, is_forked, start_thread
 

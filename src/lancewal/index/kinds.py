@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol, TypeVar
@@ -45,6 +45,17 @@ def not_yet_in(column: pa.Array, rows: int, first_row: int) -> pa.Array:
     return column.slice(known) if known else column
 
 
+def batches_not_yet_in(batches: Sequence[pa.RecordBatch], rows: int, first_row: int) -> list[pa.RecordBatch]:
+    """Like :func:`not_yet_in`, for the rows of ``batches``, the first of which is at ``first_row``."""
+    known = already_in(rows, first_row, sum(batch.num_rows for batch in batches))
+    lacking = []
+    for batch in batches:
+        if known < batch.num_rows:
+            lacking.append(batch.slice(known) if known else batch)
+        known = max(0, known - batch.num_rows)
+    return lacking
+
+
 def checked_bound(bound: int, rows: int) -> int:
     """``bound``, but at most the number of indexed rows; the caller searches the rows above."""
     if bound < 0:
@@ -84,14 +95,6 @@ def with_run(
         newest = kept.pop()
         kept[-1] = merged(kept[-1], newest)
     return tuple(kept)
-
-
-class IndexKind(Enum):
-    """How a MemTable serves an index of the base table."""
-
-    BTREE = "btree"
-    FULL_TEXT = "full_text"
-    VECTOR = "vector"
 
 
 class Metric(Enum):
@@ -152,11 +155,9 @@ class VectorParams:
 
 @dataclass(frozen=True)
 class IndexSpec:
-    """One index that MemTables maintain; ``base_type`` is its type in the base table."""
+    """One index that MemTables maintain; the class of ``params`` tells its kind."""
 
     name: str
     column: str
     field_id: int
-    kind: IndexKind
     params: BTreeParams | FullTextParams | VectorParams
-    base_type: str = ""

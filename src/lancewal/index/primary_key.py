@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 
 from lancewal.errors import InvalidInputError
 from lancewal.format import key_values, key_words
-from lancewal.index.kinds import RowMask, RowPositions, already_in, grown
+from lancewal.index.kinds import RowMask, RowPositions, batches_not_yet_in, grown
 
 _NEVER = np.iinfo(np.int64).max
 _FIRST_CAPACITY = 256
@@ -211,8 +211,12 @@ class PrimaryKeyIndex:
     def _insert(self, batches: Sequence[pa.RecordBatch], first_row: int) -> int:
         """Insert the new rows of ``batches``; return the number of all their rows."""
         count: int = sum(batch.num_rows for batch in batches)
-        fresh = _without_first(batches, already_in(self.rows, first_row, count))
+        fresh = batches_not_yet_in(batches, self.rows, first_row)
         if fresh:
+            end = first_row + count
+            # Readers use only the entries of rows that are in the index.
+            self._previous = grown(self._previous, self.rows, end)
+            self._superseded_at = grown(self._superseded_at, self.rows, end)
             columns = [[batch.column(name) for batch in fresh] for name in self.key_columns]
             values = key_values([c[0] if len(c) == 1 else pa.concat_arrays(c) for c in columns])
             self._type = values.type
@@ -248,14 +252,11 @@ class PrimaryKeyIndex:
             replaced = self._found(keys)
         else:
             replaced = self._replaced_with_duplicates(keys, first)
-        previous = grown(self._previous, first, end)
-        superseded_at = grown(self._superseded_at, first, end)
-        previous[first:end] = replaced
-        superseded_at[first:end] = _NEVER
+        self._previous[first:end] = replaced
+        self._superseded_at[first:end] = _NEVER
         replacing = np.flatnonzero(replaced >= 0)
-        superseded_at[replaced[replacing]] = replacing + first
-        # Publish the arrays before the dictionary, which leads readers into them.
-        self._previous, self._superseded_at = previous, superseded_at
+        self._superseded_at[replaced[replacing]] = replacing + first
+        # Fill the arrays before the dictionary, which leads readers into them.
         self._newest.update(newest)
         self.rows = end
 
@@ -285,15 +286,6 @@ def _in_runs(runs: Sequence[_Run], keys: pa.Array) -> RowPositions:
 def _equal(first: pa.Array, second: pa.Array) -> RowMask:
     same: RowMask = pc.equal(first, second).to_numpy(zero_copy_only=False)
     return same
-
-
-def _without_first(batches: Sequence[pa.RecordBatch], rows: int) -> list[pa.RecordBatch]:
-    kept = []
-    for batch in batches:
-        if rows < batch.num_rows:
-            kept.append(batch.slice(rows) if rows else batch)
-        rows = max(0, rows - batch.num_rows)
-    return kept
 
 
 def _hashable(values: pa.Array) -> list[Hashable]:

@@ -14,17 +14,16 @@ from lance.file import LanceFileReader
 from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, StorageError
 from lancewal.index.btree import is_supported as is_ordered
+from lancewal.index.exact import is_vector
 from lancewal.index.full_text import is_text
 from lancewal.index.kinds import (
     BTreeParams,
     FullTextParams,
-    IndexKind,
     IndexSpec,
     Metric,
     VectorParams,
 )
 from lancewal.index.tokens import Tokenizer
-from lancewal.index.vector import is_vector
 from lancewal.storage import layout
 
 logger = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mappin
     if base_type in _ORDERED_TYPES:
         if not is_ordered(type_):
             raise refuse(f"values of type {type_} are not supported")
-        kind, params = IndexKind.BTREE, BTreeParams()
+        params = BTreeParams()
     elif base_type == _FULL_TEXT_TYPE:
         if not is_text(type_):
             raise refuse(f"columns of type {type_} are not supported, only text")
@@ -98,7 +97,7 @@ def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mappin
             raise refuse("its documents are not whole rows")
         try:
             with lance_errors(f"use the tokenizer of index {name!r}"):
-                kind, params = IndexKind.FULL_TEXT, _full_text_params(dataset, description)
+                params = _full_text_params(dataset, description)
                 Tokenizer(params)
         except Exception as error:  # pylance raises many kinds, for example for a missing language model
             raise refuse(f"its tokenizer does not work here: {error.__cause__ or error}") from error
@@ -108,10 +107,10 @@ def _spec(dataset: lance.LanceDataset, description: Any, writer_defaults: Mappin
         metric = str(details.get("metric_type", "")).lower()
         if metric not in [known.value for known in Metric]:
             raise refuse(f"the metric {metric!r} is not supported")
-        kind, params = IndexKind.VECTOR, _vector_params(name, type_, Metric(metric), details, writer_defaults)
+        params = _vector_params(name, type_, Metric(metric), details, writer_defaults)
     else:
         raise refuse("this kind of index is not supported")
-    return IndexSpec(name, column, int(description.fields[0]), kind, params, base_type)
+    return IndexSpec(name, column, int(description.fields[0]), params)
 
 
 def full_text_params(dataset: lance.LanceDataset, column: str) -> FullTextParams | None:

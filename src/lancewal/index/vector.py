@@ -8,7 +8,6 @@ waits for a graph, and every row can be found from its insertion on.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,17 +15,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import one_array
-from lancewal.index.distance import (
+from lancewal.index.exact import (
     NOTHING,
     Local,
-    Matrix,
     Nearest,
     Vector,
     Vectors,
     checked_query,
+    matrix_of,
+    merged,
     nearest_exactly,
-    nearest_of,
+    prepared,
     ranked,
     unit,
 )
@@ -97,12 +96,7 @@ class OpenSegment(NamedTuple):
 
 def open_segment(dimension: int) -> OpenSegment:
     """An empty open segment."""
-    return OpenSegment(_room(_FIRST_CAPACITY, dimension), 0)
-
-
-def no_vectors(dimension: int) -> Vectors:
-    """An empty set of vectors of a dimension."""
-    return _room(0, dimension)
+    return OpenSegment(Vectors.room(_FIRST_CAPACITY, dimension), 0)
 
 
 def joined(first: Vectors, second: Vectors) -> Vectors:
@@ -123,55 +117,6 @@ def segment_size(dimension: int) -> int:
     """
     fitting = _SEGMENT_NUMBERS // max(dimension, 1)
     return min(_LARGEST_SEGMENT, max(_SMALLEST_SEGMENT, 1 << (fitting.bit_length() - 1)))
-
-
-def is_vector(type_: pa.DataType) -> bool:
-    """Whether a vector index can hold a column of this type."""
-    return bool(pa.types.is_fixed_size_list(type_) and pa.types.is_floating(type_.value_type))
-
-
-def matrix_of(column: pa.Array, dimension: int) -> Matrix:
-    """The valid vectors of ``column``, one per row, without a copy if they are float32.
-
-    A null inside a vector counts as 0, as Lance reads it.
-    """
-    if not is_vector(column.type) or column.type.list_size != dimension:
-        raise InvalidInputError(f"the index holds vectors of dimension {dimension}, not {column.type}")
-    numbers = column.flatten()
-    if numbers.null_count:
-        numbers = numbers.fill_null(pa.scalar(0, numbers.type))
-    return np.asarray(numbers.to_numpy().reshape(-1, dimension), dtype=np.float32)
-
-
-def prepared(rows: npt.NDArray[np.int32], matrix: Matrix, metric: Metric) -> tuple[Vectors, Vectors]:
-    """Vectors in the form that segments hold, and odd ones, whose distances must be computed in full.
-
-    A vector is odd if it has infinities or is so long that its squared length overflows.
-    """
-    with np.errstate(over="ignore", invalid="ignore"):
-        squares = np.einsum("ij,ij->i", matrix, matrix)
-    finite = np.isfinite(squares)
-    none = no_vectors(matrix.shape[1])
-    if metric is Metric.COSINE:
-        # A vector without a finite length above zero has no direction, hence no cosine.
-        directed = finite & (squares > 0)
-        if not directed.all():
-            rows, matrix, squares = rows[directed], matrix[directed], squares[directed]
-        units = matrix / np.sqrt(squares)[:, np.newaxis]
-        return Vectors(rows, units, np.ones(len(rows), np.float32), 1.0), none
-    if finite.all():
-        return Vectors(rows, matrix, squares, 0.0), none
-    # A vector with NaN has no distance.
-    odd = ~finite & ~np.isnan(matrix).any(axis=1)
-    return (
-        Vectors(rows[finite], matrix[finite], squares[finite], 0.0),
-        Vectors(rows[odd], matrix[odd], squares[odd], np.inf),
-    )
-
-
-def _room(rows: int, dimension: int) -> Vectors:
-    vectors = np.empty((rows, dimension), np.float32)
-    return Vectors(np.empty(rows, np.int32), vectors, np.empty(rows, np.float32), 0.0)
 
 
 def _with_room(array: npt.NDArray[Any], used: int, needed: int, most: int) -> npt.NDArray[Any]:
@@ -211,7 +156,7 @@ class VectorIndex:
     def __init__(self, params: VectorParams, *, segment_rows: int | None = None) -> None:
         self.params = params
         self._segment_rows = segment_rows or segment_size(params.dimension)
-        self._state = _State((), open_segment(params.dimension), no_vectors(params.dimension))
+        self._state = _State((), open_segment(params.dimension), Vectors.room(0, params.dimension))
         #: Rows below this position are in the index.
         self.rows = 0
         self._sealed_bytes = 0
@@ -276,11 +221,10 @@ class VectorIndex:
                 found.append(near)
         if len(state.odd.rows):
             found.append(self._odd(state.odd, vector, k, bound, allowed))
-        best = _merged(found, k)
+        best = merged(found, k)
         for segment, among in without_graph:
-            cutoff = float(best.distances[-1]) if len(best.distances) >= k else np.inf
-            near = nearest_exactly(self.params.metric, segment.held, vector, k, among, cutoff)
-            best = _merged([best, near], k)
+            near = nearest_exactly(self.params.metric, segment.held, vector, k, among, best.cutoff(k))
+            best = merged([best, near], k)
         return best
 
     @property
@@ -344,41 +288,5 @@ class VectorIndex:
         return _State(tuple(sealed), opened, joined(state.odd, odd) if len(odd.rows) else state.odd)
 
 
-def search_rows(
-    column: pa.Array | pa.ChunkedArray,
-    query: Any,
-    k: int,
-    metric: Metric = Metric.L2,
-    *,
-    allowed: RowMask | None = None,
-) -> Nearest:
-    """The exact nearest rows of a column without an index; positions are those in ``column``."""
-    if not is_vector(column.type):
-        raise InvalidInputError(f"vector search needs a column of float vectors, not {column.type}")
-    vector: Vector | None = checked_query(query, column.type.list_size)
-    if metric is Metric.COSINE and vector is not None:
-        vector = unit(vector)
-    if vector is None or not len(column):
-        return NOTHING
-    rows = np.arange(len(column), dtype=np.int32)
-    if allowed is not None and not allowed.all():
-        rows, column = rows[allowed], column.filter(pa.array(allowed))
-    array = one_array(column)
-    if array.null_count:
-        rows = rows[array.is_valid().to_numpy(zero_copy_only=False)]
-    usable, odd = prepared(rows, matrix_of(array, column.type.list_size), metric)
-    held = usable._replace(largest=float(usable.squares.max(initial=0.0)))
-    near = nearest_exactly(metric, held, vector, k, None, np.inf)
-    return _merged([near, ranked(metric, odd, vector, np.arange(len(odd.rows)), k)], k)
-
-
 def _sealed_bytes(state: _State) -> int:
     return sum(segment.memory_bytes for segment in state.sealed)
-
-
-def _merged(parts: Sequence[Nearest], k: int) -> Nearest:
-    filled = [part for part in parts if len(part.positions)]
-    if len(filled) <= 1:
-        return filled[0] if filled else NOTHING
-    positions, apart = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
-    return nearest_of(positions, apart, k)

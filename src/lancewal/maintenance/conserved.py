@@ -39,6 +39,7 @@ from lancewal.format import (
     key_values,
     key_words,
     row_hashes,
+    row_keys,
 )
 from lancewal.maintenance.newest import newest_rows
 from lancewal.shard import is_flushed
@@ -152,7 +153,7 @@ def missing_keys(
     names = list(base.schema.primary_key)
     with lance_errors("compare the base table with what was compacted"):
         for rows in base.dataset.scanner(columns=names).to_batches():
-            present = key_words(key_values([rows.column(name) for name in names]))
+            present = key_words(row_keys(rows, names))
             for words, seen in expected.values():
                 places = np.minimum(np.searchsorted(words, present), len(words) - 1)
                 seen[places[words[places] == present]] = True

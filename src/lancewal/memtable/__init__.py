@@ -8,7 +8,6 @@ from lancewal.memtable.memtable import (
     RowsSoFar,
     deleted_rows,
     scan_views,
-    selected,
 )
 
 __all__ = [
@@ -19,5 +18,4 @@ __all__ = [
     "RowsSoFar",
     "deleted_rows",
     "scan_views",
-    "selected",
 ]

@@ -31,7 +31,7 @@ from lancewal.format import (
     shown,
 )
 from lancewal.index import FullTextIndex, FullTextParams, IndexStore
-from lancewal.predicate import Predicate
+from lancewal.predicate import Predicate, selected
 
 logger = logging.getLogger(__name__)
 
@@ -40,10 +40,6 @@ Mask = npt.NDArray[np.bool_]
 #: Up to this many rows are sliced out of their batches one by one. More are taken in one call, which joins
 #: all batches first: that takes milliseconds for thousands of batches with vectors.
 FEW_ROWS = 256
-#: Chunks below this many rows are joined if many rows are wanted: a copy costs less than a kernel call per
-#: chunk, here and in the caller's next steps.
-_SMALL_CHUNK_ROWS = 256
-_FEW = 0.05
 
 
 class _Seen(NamedTuple):
@@ -194,20 +190,21 @@ class MemTableView:
     @cached_property
     def newest_mask(self) -> Mask:
         """A mask of the rows that are the newest version of their key in this view, deletes included."""
-        if not self.schema.primary_key:
-            return np.ones(self.row_count, dtype=np.bool_)
         keys = self.indexes.primary_key
+        if keys is None:
+            return np.ones(self.row_count, dtype=np.bool_)
         keys.catch_up(self.batches)
         return keys.live_mask(self.row_count)
 
     @cached_property
     def live_mask(self) -> Mask:
         """A mask of the rows that a scan returns: the newest version of their key, and not a delete."""
-        return self.newest_mask & ~self.tombstones
+        return ~self.tombstones & self.newest_mask
 
     def newest_positions(self, keys: pa.Array) -> npt.NDArray[np.int64]:
         """The newest row of each key (in the key index's form); -1 for a key without one."""
         index = self.indexes.primary_key
+        assert index is not None, "a table without a primary key has no keys to look up"
         index.catch_up(self.batches)
         return index.newest(keys, self.row_count)
 
@@ -427,23 +424,3 @@ def _superseded(older: MemTableView, newer: MemTableView) -> Mask:
     positions = older.newest_positions(newer.keys())
     mask[positions[positions >= 0]] = True
     return mask
-
-
-def selected(
-    rows: pa.Table, mask: Mask, columns: Sequence[str], predicate: Predicate | None = None
-) -> pa.Table:
-    """``columns`` of the rows that ``mask`` marks and for which ``predicate`` is true."""
-    if predicate is not None:
-        mask = mask & predicate.mask(rows)
-    kept = int(np.count_nonzero(mask))
-    chosen = rows.select(list(columns))
-    if kept == 0:
-        return chosen.slice(0, 0)
-    if kept > _FEW * len(mask) and _has_small_chunks(rows):
-        chosen = chosen.combine_chunks()
-    return chosen if kept == len(mask) else chosen.filter(pa.array(mask))
-
-
-def _has_small_chunks(rows: pa.Table) -> bool:
-    chunks: int = rows.column(0).num_chunks
-    return chunks > 1 and bool(rows.num_rows < chunks * _SMALL_CHUNK_ROWS)

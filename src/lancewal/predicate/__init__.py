@@ -2,7 +2,7 @@
 
 from lancewal.predicate.conditions import Among, Compare, Condition, Every, IsNull
 from lancewal.predicate.dialect import among, column_name, literal
-from lancewal.predicate.predicate import Expression, Predicate, sql_of
+from lancewal.predicate.predicate import Expression, Predicate, selected, sql_of
 
 __all__ = [
     "Among",
@@ -15,5 +15,6 @@ __all__ = [
     "among",
     "column_name",
     "literal",
+    "selected",
     "sql_of",
 ]

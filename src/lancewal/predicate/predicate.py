@@ -34,6 +34,9 @@ Mask = npt.NDArray[np.bool_]
 
 #: If less than this share of the rows remains, it pays to copy them before DataFusion filters them.
 _FEW = 0.5
+#: Chunks below this many rows are joined if more than this share of the rows is wanted: a copy costs less
+#: than a kernel call per chunk, here and in the caller's next steps.
+_SMALL_CHUNK_ROWS, _MANY = 256, 0.05
 
 _EQUALITY = re.compile(
     r"\s*(?P<column>[^\W\d]\w*)\s*=\s*(?:(?P<number>-?[0-9]+)|'(?P<text>(?:[^']|'')*)')\s*"
@@ -212,6 +215,22 @@ def _refusal(sql: str, error: Exception, what: str = "filter") -> InvalidInputEr
     words = str(error).removeprefix("DataFusion error: ").replace('"?table?".', "").replace("?table?.", "")
     words = " ".join(words.split())
     return InvalidInputError(f"the {what} {sql!r} is refused: {words}")
+
+
+def selected(
+    rows: pa.Table, mask: Mask, columns: Sequence[str], predicate: Predicate | None = None
+) -> pa.Table:
+    """``columns`` of the rows that ``mask`` marks and for which ``predicate`` is true."""
+    if predicate is not None:
+        mask = mask & predicate.mask(rows)
+    kept = int(np.count_nonzero(mask))
+    chosen = rows.select(list(columns))
+    if kept == 0:
+        return chosen.slice(0, 0)
+    chunks: int = rows.column(0).num_chunks
+    if chunks > 1 and rows.num_rows < chunks * _SMALL_CHUNK_ROWS and kept > _MANY * len(mask):
+        chosen = chosen.combine_chunks()
+    return chosen if kept == len(mask) else chosen.filter(pa.array(mask))
 
 
 def sql_of(predicate: Predicate | None) -> str | None:

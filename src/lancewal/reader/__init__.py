@@ -7,14 +7,13 @@ from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.scan import Scan
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest, words_statistics
 from lancewal.reader.snapshot import Level, Snapshot, newest_first
-from lancewal.reader.source import SOURCE, Newer, Request, Source
+from lancewal.reader.source import Newer, Request, Source
 from lancewal.reader.sql import run_sql
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.reader.state import ShardPlace, StateReader, TableState, read_state
 from lancewal.reader.table_reader import FixedReader, MaxStaleness, TableReader, TableView
 
 __all__ = [
-    "SOURCE",
     "BaseSource",
     "FixedReader",
     "Level",

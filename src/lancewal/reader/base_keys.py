@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.base import BaseTable, fragments_of, lance_errors, row_count
-from lancewal.format import KeySet, key_values, key_words, numbers, one_array
+from lancewal.format import KeySet, key_words, numbers, one_array, row_keys
 from lancewal.predicate import among
 from lancewal.storage import Shelf, process_cache
 
@@ -219,6 +219,6 @@ class KeyPlaces:
             )
             # Lance does not enforce that keys are not null, and a row with a null key cannot be looked up.
             found = scanner.to_table().drop_null()
-        words = key_words(one_array(key_values([found.column(name) for name in names])))
+        words = key_words(row_keys(found, names))
         owners = numbers(one_array(found.column("_rowaddr"))) >> np.uint64(32)
         return words, numbers(one_array(found.column("_rowid"))), owners.astype(np.uint32)

@@ -18,15 +18,15 @@ from lancewal.format import (
     key_words,
     numbers,
     one_array,
+    row_keys,
     without_null_words_in,
 )
 from lancewal.index import FullTextIndex, index_of
 from lancewal.predicate import Predicate, among, sql_of
 from lancewal.reader.base_keys import KEYS_AT_A_TIME, Addresses, BaseOverlap, KeyPlaces, positions_of
-from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
+from lancewal.reader.lance_search import LanceIndexes, LanceLevel
 from lancewal.reader.pruning import ShardPruner
 from lancewal.reader.source import (
-    Candidates,
     Found,
     Hits,
     Mask,
@@ -38,7 +38,7 @@ from lancewal.reader.source import (
     WordsQuery,
 )
 from lancewal.reader.words import FIXED, FixedIndex, IndexedLevel, ReadLevel, is_large
-from lancewal.sstable import KeyProbe, refusing
+from lancewal.sstable import KeyProbe
 
 #: Adding one key to a joint set costs as much as probing a second set for this many rows.
 _ROWS_PER_UNITED_KEY = 8
@@ -129,7 +129,7 @@ class BaseSource:
         if sql is None and isinstance(superseded, np.ndarray):
             return row_count(self._dataset) - len(superseded)
         if not len(superseded):
-            with lance_errors("count the rows of the base table"), refusing(sql):
+            with lance_errors("count the rows of the base table", sql=sql):
                 return int(self._dataset.count_rows(filter=sql))
         read = [] if isinstance(superseded, np.ndarray) else self._key_names
         batches = self._scan(read, sql, None, with_row_address=isinstance(superseded, np.ndarray))
@@ -147,7 +147,7 @@ class BaseSource:
         if not parts:
             return Found.nothing()
         rows = parts[0] if len(parts) == 1 else pa.concat_tables(parts)
-        found = pc.index_in(_keys_of(rows, self._key_names), value_set=keys.values)
+        found = pc.index_in(row_keys(rows, self._key_names), value_set=keys.values)
         if found.null_count:  # several keys may share a word: these rows have another key
             rows, found = rows.filter(found.is_valid()), found.drop_null()
         known = numbers(one_array(found)).astype(np.int64)
@@ -165,21 +165,17 @@ class BaseSource:
             return Hits.none(self)
         # An index can only be searched as a whole, so a part of a table compares its rows one by one.
         use_index = self._fragment_ids is None and self.indexes.metric(query.column) is query.metric
-
-        def fetch(k: int) -> Candidates:
-            found = self.indexes.nearest(
-                query,
-                query.column,
-                k,
-                columns=self._key_names,
-                use_index=use_index,
-                with_row_id=True,
-                fragments=self._fragments(),
-            )
-            return nearest_candidates(_row_ids(found), found, self._live(found, newer))
-
-        rows = row_count(self._dataset)
-        return Hits.filled_up(self, fetch, query.k, rows, len(newer), self.indexes.surplus)
+        return self.indexes.nearest_live(
+            self,
+            query,
+            query.column,
+            lambda _, found: self._live(found, newer),
+            len(newer),
+            "_rowid",
+            columns=self._key_names,
+            use_index=use_index,
+            fragments=self._fragments(),
+        )
 
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         if self._is_empty_for(None):
@@ -189,22 +185,18 @@ class BaseSource:
         if self.indexes.text_params(query.column) is None:
             return [ReadLevel(query, self, lambda predicate: self._read_words(query, predicate, newer))]
 
-        def live(_: Rows, found: pa.Table) -> Mask:
-            return self._live(found, newer)
-
-        column, names, sql = query.column, self._key_names, sql_of(query.predicate)
         fresh = self.indexes.once(("fresh", query.field_id), lambda: self._fresh_fragments(query.field_id))
         covered = LanceLevel(
             query,
             self,
             self.indexes,
             self._dataset,
-            column,
-            names,
-            live,
+            query.column,
+            lambda _, found: self._live(found, newer),
             len(newer),
             "_rowid",
-            sql,
+            sql_of(query.predicate),
+            self._key_names,
             fresh.rows,
         )
         return [covered, self._indexed_words(query, newer, fresh.fragments)] if fresh.rows else [covered]
@@ -253,10 +245,7 @@ class BaseSource:
     def _dead_rows(self, batch: pa.RecordBatch, superseded: Newer | Addresses) -> Rows:
         if isinstance(superseded, np.ndarray):
             return positions_of(superseded, numbers(batch.column("_rowaddr")))
-        if not len(superseded):
-            return np.empty(0, np.int64)
-        keys = key_values([batch.column(name) for name in self._key_names])
-        return np.flatnonzero(superseded.contains(keys))
+        return np.flatnonzero(~self._live(batch, superseded)) if len(superseded) else np.empty(0, np.int64)
 
     def _rows_of(self, keys: KeyProbe, columns: Sequence[str]) -> Iterator[pa.Table]:
         """The rows that have one of the keys, and maybe some more; ``columns`` must include the key."""
@@ -285,7 +274,7 @@ class BaseSource:
             candidates = self._dataset.scanner(
                 columns=self._key_names, filter=sql, with_row_id=True, **where
             ).to_table()
-        wanted = pc.is_in(_keys_of(candidates, self._key_names), value_set=key_values(keys))
+        wanted = pc.is_in(row_keys(candidates, self._key_names), value_set=key_values(keys))
         return self.take(numbers(one_array(candidates["_rowid"].filter(wanted))), columns)
 
     def _scan(
@@ -301,7 +290,7 @@ class BaseSource:
             first, end = self._row_range
             offset = first + (offset or 0)
             limit = end - offset if limit is None else min(limit, end - offset)
-        with lance_errors("read the base table"), refusing(sql):
+        with lance_errors("read the base table", sql=sql):
             scanner = self._dataset.scanner(
                 columns=projection(columns, self.base.schema.names),
                 filter=sql,
@@ -324,9 +313,7 @@ class BaseSource:
         return without_null_words_in(rows) if self.base.schema.has_dictionaries else rows
 
     def _live(self, rows: pa.Table | pa.RecordBatch, newer: Newer) -> Mask:
-        if not len(newer):
-            return np.ones(rows.num_rows, np.bool_)
-        return ~newer.contains(_keys_of(rows, self._key_names))
+        return newer.without(np.ones(rows.num_rows, np.bool_), lambda: row_keys(rows, self._key_names))
 
     def _indexed_words(
         self, query: WordsQuery, newer: Newer, fragments: Sequence[lance.LanceFragment] | None = None
@@ -337,12 +324,9 @@ class BaseSource:
         part = None if fragments is None else tuple(each.fragment_id for each in fragments)
         key = (files, self.base.version, query.column, query.params, part)
         made = FIXED.get(key, lambda: self._index_of_words(query, fragments))
-        live = np.ones(len(made.rows), np.bool_)
-        if len(newer) and made.keys is not None:
-            live = ~newer.contains(made.keys)
-        matching = live
+        matching = live = newer.without(np.ones(len(made.rows), np.bool_), lambda: made.keys)
         if query.predicate is not None:
-            with lance_errors("read the base table"), refusing(sql_of(query.predicate)):
+            with lance_errors("read the base table", sql=sql_of(query.predicate)):
                 found = self._dataset.scanner(
                     columns=[], filter=sql_of(query.predicate), with_row_id=True, fragments=fragments
                 ).to_table()
@@ -358,7 +342,7 @@ class BaseSource:
                 columns=columns, with_row_id=True, scan_in_order=True, fragments=fragments
             ).to_table()
         index = index_of(one_array(rows.column(query.column)), query.params)
-        keys = _keys_of(rows, self._key_names) if self._key_names else None
+        keys = row_keys(rows, self._key_names) if self._key_names else None
         return FixedIndex(index, _row_ids(rows), keys)
 
     def _read_words(
@@ -366,7 +350,7 @@ class BaseSource:
     ) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
         sql = sql_of(predicate)
         columns = list(dict.fromkeys([query.column, *self._key_names]))
-        with lance_errors("read the base table"), refusing(sql):
+        with lance_errors("read the base table", sql=sql):
             scanner = self._dataset.scanner(
                 columns=columns, filter=sql, with_row_id=True, batch_size=_SEARCHED_ROWS
             )
@@ -401,10 +385,6 @@ def _data_files(dataset: lance.LanceDataset) -> frozenset[str]:
 
 def _row_ids(rows: pa.Table | pa.RecordBatch) -> Rows:
     return numbers(rows.column("_rowid")).astype(np.int64)
-
-
-def _keys_of(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> pa.Array:
-    return key_values([rows.column(name) for name in names])
 
 
 def byte_width(type_: pa.DataType) -> int:

@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import TableSchema, key_values, refuse_added
+from lancewal.format import TableSchema, refuse_added, row_keys
 from lancewal.index import is_text, is_vector
-from lancewal.reader.scan import Scan
+from lancewal.predicate import Predicate
 from lancewal.reader.search import checked_nearest, checked_words, find_words, nearest
 from lancewal.reader.snapshot import Snapshot
 
@@ -81,7 +81,8 @@ class Queries:
 
 
 def search(
-    scan: Scan,
+    snapshot: Snapshot,
+    predicate: Predicate | None,
     queries: Queries,
     k: int,
     *,
@@ -90,8 +91,7 @@ def search(
     columns: Sequence[str] | None,
     metric: str | None = None,
 ) -> pa.Table:
-    """The best ``k`` rows for every query, among the rows of ``scan``."""
-    snapshot, predicate = scan.snapshot, scan.predicate
+    """The best ``k`` rows for every query, among the rows that meet ``predicate``."""
     if metric is not None and queries.vector is None:
         raise InvalidInputError("a metric compares vectors, and none is searched for")
     if queries.vector is not None and vector_column is None:
@@ -138,7 +138,7 @@ def _hybrid(
     found = [_without_ranks(search(most, names)) for search in (vector, text)]
     rows = pa.concat_tables(found).combine_chunks()
     relevance = np.concatenate([1.0 / (_DAMPING + 1 + np.arange(each.num_rows)) for each in found])
-    encoded = key_values([rows.column(name) for name in schema.primary_key]).dictionary_encode()
+    encoded = row_keys(rows, schema.primary_key).dictionary_encode()
     numbers = encoded.indices.to_numpy()
     total = np.bincount(numbers, relevance, len(encoded.dictionary))
     _, first = np.unique(numbers, return_index=True)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import lance
 import numpy as np
@@ -26,18 +27,15 @@ from lancewal.predicate import sql_of
 from lancewal.reader.source import (
     DISTANCE,
     SCORE,
-    Candidates,
     Hits,
     Mask,
     NearestQuery,
     Rows,
     Source,
-    Surplus,
     Values,
     WordsQuery,
 )
 from lancewal.reader.words import query_terms
-from lancewal.sstable import refusing
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +45,27 @@ _SAMPLE_ROWS = 128
 #: Listing all rows of a frequent word would take longer than the search.
 _MAX_COUNTED = 10_000
 _MAX_REMEMBERED_WORDS = 10_000
+#: Bounds of the surplus, so that one odd query does not make the next one slow.
+_LEAST_SURPLUS, _MOST_SURPLUS = 2.0, 16.0
+
+#: A mask of the rows that no newer level replaces; called with rows and with what Lance returned of them.
+Live = Callable[[Rows, pa.Table], Mask]
+
+
+class Candidates(NamedTuple):
+    """Rows that Lance found in one level, best first; ``live`` marks those that no newer level replaces."""
+
+    rows: Rows
+    values: Values
+    live: Mask
+
+    @classmethod
+    def of(cls, found: pa.Table, row_column: str, value_column: str, live: Live) -> Candidates:
+        """The rows of ``found``. Equally good ones come by row, because Lance does not define their order."""
+        rows = numbers(found.column(row_column)).astype(np.int64)
+        values = numbers(found.column(value_column)).astype(np.float32)
+        order = np.lexsort((rows, -values if value_column == SCORE else values))
+        return cls(rows[order], values[order], live(rows, found)[order])
 
 
 class LanceIndexes:
@@ -56,7 +75,9 @@ class LanceIndexes:
         """``dataset`` opens the dataset. No handle is kept: it would hold the files of a deleted SSTable."""
         self._dataset = dataset
         self._known: dict[Any, Any] = {}
-        self.surplus = Surplus()
+        #: How many times ``k`` rows a search requests, because newer levels hide some of them. Twice what the
+        #: search before needed, because a second request costs a round trip or two.
+        self._surplus = _LEAST_SURPLUS
 
     def once(self, what: object, find: Callable[[], T]) -> T:
         """The cached result of ``find()``. Two threads that come first together may both call it."""
@@ -89,7 +110,7 @@ class LanceIndexes:
             # Not ``nprobes``: it is also a maximum, and with a filter or a large ``k`` the nearest
             # partitions may hold fewer than ``k`` rows.
             nearest |= {"minimum_nprobes": query.nprobes, "refine_factor": query.refine_factor}
-        with lance_errors("search for vectors"), refusing(sql_of(query.predicate)):
+        with lance_errors("search for vectors", sql=sql_of(query.predicate)):
             found = (
                 self._dataset()
                 .scanner(
@@ -107,6 +128,44 @@ class LanceIndexes:
             # of them is cheap.
             return self.nearest(query, column, k, columns=columns, use_index=False, **options)
         return found
+
+    def nearest_live(
+        self,
+        source: Source,
+        query: NearestQuery,
+        column: str,
+        live: Live,
+        superseded: int,
+        row_column: str,
+        **options: Any,
+    ) -> Hits:
+        """The nearest rows of ``source`` that no newer level replaces; see :meth:`filled_up`."""
+
+        def fetch(k: int) -> Candidates:
+            found = self.nearest(query, column, k, **_with_column(row_column), **options)
+            return Candidates.of(found, row_column, DISTANCE, live)
+
+        return self.filled_up(source, fetch, query.k, superseded)
+
+    def filled_up(self, source: Source, fetch: Callable[[int], Candidates], k: int, superseded: int) -> Hits:
+        """The best ``k`` live rows of ``source``, of whose rows at most ``superseded`` are replaced.
+
+        ``fetch(n)`` returns the best ``n`` rows, or fewer if there are no more. It is called for more rows
+        until ``k`` of them are live: a replaced row must not take the place of a live one.
+        """
+        rows = row_count(self._dataset())
+        wanted = min(math.ceil(self._surplus * k) if superseded else k, rows)
+        while wanted:
+            found = fetch(wanted)
+            kept = np.flatnonzero(found.live)[:k]
+            if len(kept) == k or len(found.rows) < wanted or wanted == rows:
+                if superseded and len(kept) == k:
+                    needed = int(kept[-1]) + 1
+                    self._surplus = min(max(_LEAST_SURPLUS, 2 * needed / k), _MOST_SURPLUS)
+                return Hits(source, found.rows[kept], found.values[kept])
+            sure = k + superseded
+            wanted = min(4 * wanted, sure if wanted < sure else rows, rows)
+        return Hits.none(source)
 
     def text_params(self, column: str) -> FullTextParams | None:
         """The tokenizer settings of the column's full-text index; ``None`` if it has no such index."""
@@ -196,16 +255,9 @@ def _words(params: FullTextParams, text: str) -> dict[str, str]:
     return words
 
 
-def nearest_candidates(rows: Rows, found: pa.Table, live: Mask) -> Candidates:
-    """Candidates from the result of :meth:`LanceIndexes.nearest`; ``rows`` are in the order of ``found``."""
-    distances = numbers(found.column(DISTANCE)).astype(np.float32)
-    return _best_first(rows, distances, live, largest_first=False)
-
-
-def _best_first(rows: Rows, values: Values, live: Mask, *, largest_first: bool) -> Candidates:
-    """Candidates in their order; equally good ones by row, because Lance does not define their order."""
-    order = np.lexsort((rows, -values if largest_first else values))
-    return Candidates(rows[order], values[order], live[order])
+def _with_column(row_column: str) -> dict[str, Any]:
+    """The option of Lance's scanner that adds ``row_column``, which is ``_rowid`` or ``_rowaddr``."""
+    return {"with_row_id" if row_column == "_rowid" else "with_row_address": True}
 
 
 @dataclass(frozen=True)
@@ -214,8 +266,7 @@ class LanceLevel:
 
     Lance scores its rows against the level's own statistics, which are good enough because the level has many
     rows. ``row_column``, ``_rowid`` or ``_rowaddr``, identifies rows for the source. ``live`` gets the found
-    rows with the columns ``keys`` and says which of them no newer level replaces; newer levels replace
-    ``superseded`` rows at most.
+    rows with the columns ``keys``; newer levels replace ``superseded`` rows at most.
     """
 
     query: WordsQuery
@@ -223,11 +274,11 @@ class LanceLevel:
     indexes: LanceIndexes
     dataset: lance.LanceDataset
     column: str
-    keys: Sequence[str]
-    live: Callable[[Rows, pa.Table], Mask]
+    live: Live
     superseded: int
     row_column: str
     filter: str | None
+    keys: Sequence[str] = ()
     #: The number of rows that the index does not cover; another level searches them.
     fresh: int = 0
 
@@ -238,26 +289,21 @@ class LanceLevel:
         return self.indexes.statistics(self.column, self.query.params, self.query.text, self.fresh)
 
     def search(self, corpus: CorpusStatistics) -> Hits:
-        rows = row_count(self.dataset)
-        surplus = self.indexes.surplus
-        return Hits.filled_up(self.source, self._fetch, self.query.k, rows, self.superseded, surplus)
+        return self.indexes.filled_up(self.source, self._fetch, self.query.k, self.superseded)
 
     def _fetch(self, k: int) -> Candidates:
-        with lance_errors("search for words"), refusing(sql_of(self.query.predicate)):
+        with lance_errors("search for words", sql=sql_of(self.query.predicate)):
             found = self.dataset.scanner(
                 columns=[*self.keys, SCORE],
                 full_text_query=self._lance_query(),
                 filter=self.filter,
                 prefilter=True,
                 limit=k,
-                with_row_id=self.row_column == "_rowid",
-                with_row_address=self.row_column == "_rowaddr",
                 disable_scoring_autoprojection=True,
                 fast_search=bool(self.fresh),
+                **_with_column(self.row_column),
             ).to_table()
-        rows = numbers(found.column(self.row_column)).astype(np.int64)
-        scores = numbers(found.column(SCORE)).astype(np.float32)
-        return _best_first(rows, scores, self.live(rows, found), largest_first=True)
+        return Candidates.of(found, self.row_column, SCORE, self.live)
 
     def _lance_query(self) -> MatchQuery | PhraseQuery:
         if self.query.phrase:

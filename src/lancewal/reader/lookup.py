@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.format import TableSchema, checked_columns, from_python, no_rows
+from lancewal.format import TableSchema, checked_columns, from_python, labelled, no_rows, shown_schema
 from lancewal.reader.snapshot import Snapshot
-from lancewal.reader.source import ABSENT, Found, Mask, Rows, Source, labelled, shown_schema
+from lancewal.reader.source import ABSENT, Found, Mask, Rows, Source
 from lancewal.sstable import KeyProbe
 from lancewal.writer import Intake, is_key_sequence, is_tabular
 
@@ -103,7 +103,7 @@ def _one(
         if len(found.numbers):
             # A key may be twice in the base, because Lance permits that; return one row.
             rows = found.rows if len(found.numbers) == 1 else found.rows.slice(len(found.numbers) - 1)
-            rows = labelled(rows, source) if row_source else rows
+            rows = labelled(rows, source.name, source.shard_id) if row_source else rows
             return LookupResult(pa.Table.from_arrays(rows.columns, schema=shown), _FOUND)
         if len(found.known):
             break
@@ -145,7 +145,7 @@ def _find(snapshot: Snapshot, keys: KeyProbe, columns: Sequence[str], row_source
         known = numbers[found.known]
         asked[known] = unknown[known] = False
         if len(found.numbers):
-            rows = labelled(found.rows, source) if row_source else found.rows
+            rows = labelled(found.rows, source.name, source.shard_id) if row_source else found.rows
             parts.append((rows, numbers[found.numbers]))
 
     for shard, group in snapshot.groups:

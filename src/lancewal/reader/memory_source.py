@@ -6,19 +6,24 @@ the keys are in memory: :class:`StreamedSource` fetches the rows that are needed
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from lancewal.format import ColumnSource, KeySet, TableSchema, column_sources, key_values, one_array
-from lancewal.index import BTreeIndex, FullTextIndex, IndexStore, Matches, index_of, search_rows
-from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows, selected
-from lancewal.predicate import Among, Compare, Condition, Every, IsNull, Predicate
+from lancewal.format import Alignment, KeySet, TableSchema, as_shown, one_array, row_keys
+from lancewal.index import (
+    NOTHING,
+    ColumnPart,
+    FullTextIndex,
+    Narrowed,
+    index_of,
+    search_rows,
+)
+from lancewal.memtable import FEW_ROWS, MemTableView, deleted_rows
+from lancewal.predicate import Predicate, selected
 from lancewal.reader.source import (
     Found,
     Hidden,
@@ -34,123 +39,7 @@ from lancewal.reader.source import (
 from lancewal.reader.words import IndexedLevel, ReadLevel
 from lancewal.sstable import KeyProbe
 
-#: If a BTree leaves more than this share of the rows, testing every row is as fast.
-_MAX_SHARE = 0.125
 _FIRST = pa.array([0])
-
-
-@dataclass(frozen=True)
-class Narrowed:
-    """Ascending rows that include all matching ones; found by the BTree on ``column``."""
-
-    column: str
-    rows: Rows
-
-
-def narrowed(
-    predicate: Predicate, indexes: IndexStore, written_name: Callable[[str], str | None], row_count: int
-) -> Narrowed | None:
-    """The rows below ``row_count`` that must be tested after the best BTree; ``None`` if no BTree helps.
-
-    ``written_name`` gives the name that the MemTable has for a column.
-    """
-    best: _Choice | None = None
-    for column, wanted in _wanted(predicate.conditions).items():
-        name = written_name(column)
-        index = None if name is None else indexes.btree(name)
-        if index is None or not wanted.fits(index.type):
-            continue
-        unindexed = max(row_count - index.rows, 0)
-        matches = wanted.matches(index)
-        if best is None or len(matches) + unindexed < best.rows_left:
-            best = _Choice(column, matches, row_count - unindexed, len(matches) + unindexed)
-    if best is None or best.rows_left > _MAX_SHARE * row_count:
-        return None
-    found = best.matches.below(best.indexed)
-    return Narrowed(best.column, np.concatenate([found, np.arange(best.indexed, row_count)]))
-
-
-class _Choice(NamedTuple):
-    column: str
-    matches: Matches
-    indexed: int
-    rows_left: int
-
-
-class _End(NamedTuple):
-    """One end of a range."""
-
-    value: pa.Scalar
-    inclusive: bool
-
-
-@dataclass
-class _Wanted:
-    """The conditions on one column, all of which must be met."""
-
-    values: pa.Array | None = None
-    lows: list[_End] = field(default_factory=list)
-    highs: list[_End] = field(default_factory=list)
-    null: bool = False
-
-    def add(self, condition: Among | Compare | IsNull) -> None:
-        if isinstance(condition, IsNull):
-            self.null = True
-        elif isinstance(condition, Among):
-            known, values = self.values, condition.values
-            self.values = values if known is None else known.filter(pc.is_in(known, value_set=values))
-        else:
-            ends = self.lows if condition.operator in (">", ">=") else self.highs
-            ends.append(_End(condition.value, condition.operator in (">=", "<=")))
-
-    def fits(self, type_: pa.DataType) -> bool:
-        """Whether all values have the type of the index."""
-        values = [self.values] if self.values is not None else []
-        return all(each.type == type_ for each in [*values, *(end.value for end in self.lows + self.highs)])
-
-    def matches(self, index: BTreeIndex) -> Matches:
-        """A superset of the rows that meet the conditions."""
-        if not all(end.value.is_valid for end in self.lows + self.highs):
-            return Matches([])
-        if self.values is not None:
-            return index.equal_to(self.values)
-        if self.null:
-            return index.nulls()
-        low, high = _strictest(self.lows, max), _strictest(self.highs, min)
-        return index.between(
-            low.value if low else None,
-            high.value if high else None,
-            low.inclusive if low else True,
-            high.inclusive if high else True,
-        )
-
-
-def _strictest(ends: Sequence[_End], choose: Callable[..., _End]) -> _End | None:
-    """The highest low end, or the lowest high end; exclusive if one of the equal ends is."""
-    if not ends:
-        return None
-    value = choose(ends, key=lambda end: end.value.as_py()).value
-    return _End(value, all(end.inclusive for end in ends if end.value == value))
-
-
-def _wanted(conditions: Iterable[Condition]) -> dict[str, _Wanted]:
-    """By column, the conditions that a BTree can answer."""
-    found: dict[str, _Wanted] = {}
-    for condition in _flat(conditions):
-        if len(condition.path) == 1:
-            found.setdefault(condition.path[0], _Wanted()).add(condition)
-    return found
-
-
-def _flat(conditions: Iterable[Any]) -> Iterator[Among | Compare | IsNull]:
-    for condition in conditions:
-        if isinstance(condition, Every):
-            yield from _flat(condition.parts)
-        elif isinstance(condition, Compare):
-            if condition.operator in ("<", "<=", ">", ">="):
-                yield condition
-        elif isinstance(condition, Among | IsNull) and not condition.negated:
-            yield condition
 
 
 class MemorySource:
@@ -202,22 +91,19 @@ class MemorySource:
 
     def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
         """Search the MemTable's index, and compare the rows that are not in it one by one."""
-        rows, name = self.row_count, self.written_name(query.column)
+        name = self.written_name(query.column)
         if name is None:
             return Hits.none(self)
         allowed = self.matching(query.predicate, newer)
         index = self.view.indexes.vector(name, query.metric)
-        indexed = 0 if index is None else min(index.rows, rows)
-        parts = []
+        indexed = 0 if index is None else min(index.rows, self.row_count)
+        found = NOTHING
         if index is not None and indexed:
-            near = index.search(query.vector, query.k, indexed, None if allowed.all() else allowed[:indexed])
-            parts.append((near.positions, near.distances))
-        if indexed < rows:
-            for first, part in self._column_parts(query.column, indexed, allowed):
-                here = allowed[first : first + len(part)]
-                near = search_rows(part, query.vector, query.k, query.metric, allowed=here)
-                parts.append((near.positions + first, near.distances))
-        return Hits.joined(self, parts)
+            found = index.search(query.vector, query.k, indexed, None if allowed.all() else allowed[:indexed])
+        if indexed < self.row_count:
+            for part in self._column_parts(query.column, indexed, allowed):
+                found = search_rows(part, query.vector, query.k, query.metric, found)
+        return Hits(self, *found)
 
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         """One level for the rows in the MemTable's index, and one for the others."""
@@ -264,7 +150,8 @@ class MemorySource:
 
     def narrowed(self, predicate: Predicate) -> Narrowed | None:
         """The rows that must be tested after a BTree; ``None`` if all must be."""
-        return narrowed(predicate, self.view.indexes, self.written_name, self.row_count)
+        names = {column: self.written_name(column) for column in predicate.columns}
+        return self.view.indexes.narrowed(predicate, names, self.row_count)
 
     def _found(self, predicate: Predicate, newer: Newer) -> Rows | None:
         """The positions that :meth:`matching` marks, if a BTree leaves few rows to test; else ``None``."""
@@ -278,26 +165,21 @@ class MemorySource:
         asked = self._rows_at(rows, list(dict.fromkeys([*sorted(predicate.columns), *names])))
         kept = predicate.mask(asked)
         if names:
-            kept &= ~newer.contains(key_values([asked.column(name) for name in names]))
+            kept &= ~newer.contains(row_keys(asked, names))
         return rows[kept]
 
-    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[tuple[int, pa.ChunkedArray]]:
-        """A column from ``first_row`` on, in ordered parts, each with the position of its first row.
-
-        Parts that hold no ``wanted`` row may be left out.
-        """
-        yield first_row, self._rows([name]).column(0).slice(first_row)
+    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[ColumnPart]:
+        """A column from ``first_row`` on, in order. Parts without a ``wanted`` row may be left out."""
+        column = self._rows([name]).column(0).slice(first_row)
+        yield np.arange(first_row, self.row_count), column, wanted[first_row:]
 
     def written_name(self, column: str) -> str | None:
         """The name of a column in the MemTable and its indexes; ``None`` if they do not have it."""
-        sources = self._column_sources
-        return column if sources is None else sources[column].stored_name
+        alignment = self._alignment
+        return column if alignment is None else alignment.sources[column].stored_name
 
     def _live(self, newer: Newer) -> Mask:
-        live = self.view.live_mask
-        if newer.hidden_rows is not None:
-            live = live & ~newer.hidden_rows
-        return live & ~newer.contains(self.view.keys()) if len(newer) else live
+        return newer.without(self.view.live_mask, self.view.keys)
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
         """The rows at ``positions``, and which of them are deletes."""
@@ -313,23 +195,14 @@ class MemorySource:
         return self._rows(columns).take(pa.array(positions))
 
     def _aligned(self, stored: pa.Table, columns: Sequence[str]) -> pa.Table:
-        sources = self._column_sources
-        if sources is None:
+        alignment = self._alignment
+        if alignment is None:
             return stored.select(list(columns))
-        shown = pa.schema([self._schema.plain.field(name) for name in columns])
-        return pa.Table.from_arrays([sources[name].array(stored) for name in columns], schema=shown)
+        return as_shown(stored, [alignment.sources[name] for name in columns])
 
     @cached_property
-    def _column_sources(self) -> dict[str, ColumnSource] | None:
-        """Where each shown column comes from; ``None`` if the rows were written with the shown schema."""
-        written, shown = self._written, self._schema
-        as_stored = shown.shows_as_stored
-        if as_stored and written.columns is shown.columns and written.version == shown.version:
-            return None
-        same = written.columns.equals(shown.columns, check_metadata=True)
-        if as_stored and same and not shown.replaced_since(written.version):
-            return None
-        return dict(column_sources(written.stored, shown, written.version))
+    def _alignment(self) -> Alignment | None:
+        return Alignment.between(self._written, self._schema)
 
 
 class Parts(Protocol):
@@ -381,21 +254,20 @@ class StreamedSource(MemorySource):
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         def read(predicate: Predicate | None) -> Iterator[tuple[FullTextIndex, Rows, Mask]]:
             allowed = self.matching(predicate, newer)
-            for first, texts in self._column_parts(query.column, 0, allowed):
-                rows = np.arange(first, first + len(texts))
-                yield index_of(one_array(texts), query.params), rows, allowed[rows]
+            for rows, texts, here in self._column_parts(query.column, 0, allowed):
+                yield index_of(one_array(texts), query.params), rows, here
 
         return [ReadLevel(query, self, read)]
 
     def explain(self, predicate: Predicate | None) -> str:
         return super().explain(predicate) + ", rows fetched from the log"
 
-    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[tuple[int, pa.ChunkedArray]]:
+    def _column_parts(self, name: str, first_row: int, wanted: Mask) -> Iterator[ColumnPart]:
         asked = wanted.copy()
         asked[:first_row] = False
         for first, rows in self._read(asked, [name]):
-            skipped = max(first_row - first, 0)
-            yield first + skipped, rows.column(0).slice(skipped)
+            start, end = max(first, first_row), first + rows.num_rows
+            yield np.arange(start, end), rows.column(0).slice(start - first), wanted[start:end]
 
     def _marked(self, positions: Rows, columns: Sequence[str]) -> tuple[pa.Table, Mask]:
         deleted = self.view.tombstones[positions]

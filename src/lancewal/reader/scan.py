@@ -8,19 +8,19 @@ the newer levels, not only those of matching rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import chain, islice, product
+from itertools import product
 from typing import Any
 
 import pyarrow as pa
 
 from lancewal.base import row_count
 from lancewal.errors import InvalidInputError
-from lancewal.format import checked_columns, readable_columns
+from lancewal.format import checked_columns, labelled, readable_columns, shown_schema
 from lancewal.predicate import Predicate
 from lancewal.reader.lookup import lookup, lookup_shown
-from lancewal.reader.snapshot import Level, ShardSnapshot, Snapshot
-from lancewal.reader.source import Request, Source, labelled, shown_schema
-from lancewal.storage import check_process, ordered_map, read_times
+from lancewal.reader.snapshot import ShardSnapshot, Snapshot
+from lancewal.reader.source import Request, Source
+from lancewal.storage import check_process, read_times
 
 #: A filter that names at most this many keys is answered by looking them up.
 MAX_PINNED_KEYS = 1_000
@@ -160,22 +160,9 @@ class Scan:
 
     def _all(self) -> Iterator[pa.RecordBatch]:
         enough = None if self.limit is None else self.limit + self.offset
-        request = Request(self._columns, self.predicate, enough)
-
-        def begun(level: Level) -> tuple[Source, list[pa.RecordBatch], Iterator[pa.RecordBatch]]:
-            """A level with its first batch, and its other batches."""
-            source, newer = level
-            batches = source.batches(request, newer)
-            return source, list(islice(batches, 1)), batches
-
-        # Prefetch only from remote storage, where each level waits, and only without a limit: with a limit
-        # the first levels may be enough.
-        ahead = self.snapshot.levels_at_once if self.snapshot.is_remote and self.limit is None else 1
-        for source, first, rest in ordered_map(begun, self.snapshot.levels(), ahead):
-            for batch in chain(first, rest):
-                if batch.num_rows:
-                    rows = labelled(batch, source) if self._row_source else batch
-                    yield pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
+        for source, batch in self.snapshot.batches(Request(self._columns, self.predicate, enough)):
+            rows = labelled(batch, source.name, source.shard_id) if self._row_source else batch
+            yield pa.RecordBatch.from_arrays(rows.columns, schema=self.schema)
 
     def _pinned(self, keys: list[pa.Array]) -> pa.Table:
         assert self.predicate is not None, "only a filter pins keys"

@@ -61,6 +61,7 @@ def checked_nearest(
         raise InvalidInputError(
             f"column {column!r} is {type_}; vector search needs float vectors of one size"
         )
+    vector = checked_query(query, type_.list_size)
     indexes = snapshot.base_source.indexes
     indexed = indexes.metric(column)
     chosen = indexed or Metric.L2 if metric is None else _checked_metric(metric)
@@ -72,7 +73,7 @@ def checked_nearest(
         )
     return NearestQuery(
         column,
-        checked_query(query, type_.list_size),
+        vector,
         _checked_number("k", k),
         chosen,
         predicate,
@@ -149,7 +150,10 @@ def find_words(
     parts: list[Hits] = []
     if query_terms(query.params, query.text):
         found = text_levels(snapshot, query, levels)
-        known = _corpus(snapshot, found) if corpus is None else corpus
+        known = corpus
+        if known is None:
+            scores_alone = all(level.scores_alone for level in found)
+            known = CorpusStatistics() if scores_alone else _counted(snapshot, found)
         parts = list(ordered_map(lambda level: level.search(known), found, _texts_at_once(snapshot, found)))
     return _best_rows(snapshot, parts, query.k, shown, SCORE, largest_first=True)
 
@@ -158,9 +162,7 @@ def words_statistics(snapshot: Snapshot, query: WordsQuery, levels: Iterable[Lev
     """The part of ``levels`` in the statistics of the table."""
     if not query_terms(query.params, query.text):
         return CorpusStatistics()
-    found = text_levels(snapshot, query, levels)
-    counted = ordered_map(lambda level: level.statistics(), found, _texts_at_once(snapshot, found))
-    return CorpusStatistics.combined(counted)
+    return _counted(snapshot, text_levels(snapshot, query, levels))
 
 
 def text_levels(
@@ -171,9 +173,7 @@ def text_levels(
     return [level for levels in parts for level in levels]
 
 
-def _corpus(snapshot: Snapshot, levels: Sequence[TextLevel]) -> CorpusStatistics:
-    if all(level.scores_alone for level in levels):
-        return CorpusStatistics()
+def _counted(snapshot: Snapshot, levels: Sequence[TextLevel]) -> CorpusStatistics:
     counted = ordered_map(lambda level: level.statistics(), levels, _texts_at_once(snapshot, levels))
     return CorpusStatistics.combined(counted)
 

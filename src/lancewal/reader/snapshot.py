@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, islice
 from typing import TypeVar
 from uuid import UUID
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 from lancewal.base import BaseTable
 from lancewal.format import KeySet, ShardIdentity, ShardManifest, TableSchema, superseded
 from lancewal.reader.base_source import BaseSource
-from lancewal.reader.source import Hidden, Newer, ShardLevel, Source
+from lancewal.reader.source import Hidden, Newer, Request, ShardLevel, Source
 from lancewal.reader.sstable_source import SsTableSource
 from lancewal.sstable import KeyProbe
 from lancewal.storage import Shelf, lazy_property, ordered_map
@@ -89,11 +90,7 @@ class Snapshot:
 
     def newest_levels_first(self) -> list[Source]:
         """Every level, ordered so that the first level with a key has its newest version."""
-        levels: list[Source] = []
-        for _, group in self.groups:
-            levels += group
-        levels.append(self.base_source)
-        return levels
+        return [*(level for _, group in self.groups for level in group), self.base_source]
 
     def levels(self) -> Iterator[Level]:
         """Every level with what is newer than it; newest first, the base last."""
@@ -118,6 +115,21 @@ class Snapshot:
         """The answers of all levels, or of ``levels``, newest level first."""
         asked = self.levels() if levels is None else levels
         return list(ordered_map(lambda level: ask(*level), asked, self.levels_at_once))
+
+    def batches(self, request: Request) -> Iterator[tuple[Source, pa.RecordBatch]]:
+        """The rows that the request asks for, newest level first, each batch with its level."""
+
+        def begun(level: Level) -> tuple[Source, list[pa.RecordBatch], Iterator[pa.RecordBatch]]:
+            """A level with its first batch, and its other batches."""
+            source, newer = level
+            batches = source.batches(request, newer)
+            return source, list(islice(batches, 1)), batches
+
+        # Prefetch only from remote storage, where each level waits, and only without a limit: with a limit
+        # the first levels may be enough.
+        ahead = self.levels_at_once if self.is_remote and request.limit is None else 1
+        for source, first, rest in ordered_map(begun, self.levels(), ahead):
+            yield from ((source, batch) for batch in chain(first, rest) if batch.num_rows)
 
     @cached_property
     def levels_at_once(self) -> int:

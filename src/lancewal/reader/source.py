@@ -6,17 +6,16 @@ replaces, and rows whose keys a newer level has (:class:`Newer`).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from lancewal.format import KeySet, TableSchema, refuse_added
+from lancewal.format import KeySet
 from lancewal.index import CorpusStatistics, FullTextParams, Metric, Vector
 from lancewal.predicate import Predicate
 from lancewal.sstable import KeyProbe
@@ -27,17 +26,9 @@ Mask = npt.NDArray[np.bool_]
 Values = npt.NDArray[np.float32]
 
 ABSENT = -1
-#: Bounds of :attr:`Surplus.factor`, so that one odd query does not make the next one slow.
-_LEAST_SURPLUS, _MOST_SURPLUS = 2.0, 16.0
 
 DISTANCE = "_distance"
 SCORE = "_score"
-#: The columns that say where a row came from.
-SOURCE = "_source"
-SHARD_ID = "_shard_id"
-_LABELS = [pa.field(SOURCE, pa.string(), nullable=False), pa.field(SHARD_ID, pa.string())]
-
-_Rows = TypeVar("_Rows", pa.Table, pa.RecordBatch)
 
 
 class Source(Protocol):
@@ -136,10 +127,17 @@ class Newer:
         return sum(map(len, self.keys))
 
     def contains(self, keys: pa.Array) -> Mask:
+        """A mask of ``keys`` that a newer level has."""
         found = np.zeros(len(keys), np.bool_)
         for each in self.keys:
             found |= each.contains(keys)
         return found
+
+    def without(self, live: Mask, keys: Callable[[], pa.Array]) -> Mask:
+        """``live`` without the rows that newer levels hide; ``keys`` returns the keys of all its rows."""
+        if self.hidden_rows is not None:
+            live = live & ~self.hidden_rows
+        return live & ~self.contains(keys()) if len(self) else live
 
 
 @dataclass(frozen=True)
@@ -255,71 +253,3 @@ class Hits:
             return cls.none(source)
         rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
         return cls(source, rows, values)
-
-    @classmethod
-    def filled_up(
-        cls,
-        source: Source,
-        fetch: Callable[[int], Candidates],
-        k: int,
-        rows: int,
-        superseded: int,
-        surplus: Surplus,
-    ) -> Hits:
-        """The best ``k`` live rows of a level of ``rows`` rows, of which at most ``superseded`` are replaced.
-
-        ``fetch(n)`` returns the best ``n`` rows, or fewer if there are no more. It is called for more rows
-        until ``k`` of them are live: a replaced row must not take the place of a live one.
-        """
-        wanted = min(surplus.candidates(k) if superseded else k, rows)
-        while wanted:
-            found = fetch(wanted)
-            kept = np.flatnonzero(found.live)[:k]
-            if len(kept) == k or len(found.rows) < wanted or wanted == rows:
-                if superseded and len(kept) == k:
-                    surplus.learn(k, int(kept[-1]) + 1)
-                return cls(source, found.rows[kept], found.values[kept])
-            sure = k + superseded
-            wanted = min(4 * wanted, sure if wanted < sure else rows, rows)
-        return cls.none(source)
-
-
-@dataclass
-class Surplus:
-    """How many times ``k`` rows a search requests from a level, because newer levels hide some of them.
-
-    The factor is twice what the search before needed, because a second request costs a round trip or two.
-    """
-
-    factor: float = _LEAST_SURPLUS
-
-    def candidates(self, k: int) -> int:
-        return math.ceil(self.factor * k)
-
-    def learn(self, k: int, needed: int) -> None:
-        """Note that ``needed`` rows were necessary to get ``k`` live ones."""
-        self.factor = min(max(_LEAST_SURPLUS, 2 * needed / k), _MOST_SURPLUS)
-
-
-class Candidates(NamedTuple):
-    """Rows that Lance found in one level, best first; ``live`` marks those that no newer level replaces."""
-
-    rows: Rows
-    values: Values
-    live: Mask
-
-
-def shown_schema(schema: TableSchema, columns: Sequence[str], row_source: bool) -> pa.Schema:
-    """The schema of a read of ``columns``."""
-    if row_source:
-        refuse_added(schema, SOURCE, SHARD_ID)
-    fields = [schema.plain.field(name) for name in columns]
-    return pa.schema([*fields, *_LABELS] if row_source else fields)
-
-
-def labelled(rows: _Rows, source: Source) -> _Rows:
-    """``rows`` with the columns that name their source."""
-    shard = None if source.shard_id is None else str(source.shard_id)
-    for field, value in zip(_LABELS, (source.name, shard), strict=True):
-        rows = rows.append_column(field, pa.repeat(pa.scalar(value, pa.string()), rows.num_rows))
-    return rows

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 import pyarrow as pa
 
 from lancewal.base import row_count
 from lancewal.format import TOMBSTONE, KeySet, TableSchema, key_values, numbers
-from lancewal.index import FullTextIndex, search_rows
+from lancewal.index import NOTHING, FullTextIndex, search_rows
 from lancewal.predicate import Predicate, sql_of
-from lancewal.reader.lance_search import LanceIndexes, LanceLevel, nearest_candidates
+from lancewal.reader.lance_search import LanceIndexes, LanceLevel
 from lancewal.reader.source import (
-    Candidates,
     Found,
     Hidden,
     Hits,
@@ -132,20 +131,15 @@ class SsTableSource:
         if name is None:
             return Hits.none(self)
         dead = self._superseded(newer)
-        rows = row_count(self._sstable.dataset)
-        indexed = rows > EXACT_SSTABLE_ROWS and self._indexes.metric(name) is query.metric
+        indexed = row_count(self._sstable.dataset) > EXACT_SSTABLE_ROWS and (
+            self._indexes.metric(name) is query.metric
+        )
         if not indexed or not self._takes_filter(query.predicate):
             return self._compared(query, dead)
-
-        def fetch(k: int) -> Candidates:
-            found = self._indexes.nearest(query, name, k, use_index=True, with_row_address=True)
-            # An SSTable is one fragment: addresses are offsets.
-            offsets = numbers(found.column("_rowaddr")).astype(np.int64)
-            live = np.ones(len(offsets), np.bool_) if dead is None else ~dead[offsets]
-            return nearest_candidates(offsets, found, live)
-
-        superseded = 0 if dead is None else int(np.count_nonzero(dead))
-        return Hits.filled_up(self, fetch, query.k, rows, superseded, self._indexes.surplus)
+        # An SSTable is one fragment: addresses are offsets.
+        return self._indexes.nearest_live(
+            self, query, name, partial(_live, dead), _count(dead), "_rowaddr", use_index=True
+        )
 
     def words(self, query: WordsQuery, newer: Newer) -> list[TextLevel]:
         name = self._stored_name(query.column)
@@ -158,17 +152,10 @@ class SsTableSource:
             if name in map(self._stored_name, self.schema.primary_key):
                 # A deleted row still has its key columns, so the index finds it there.
                 sql = f"NOT {TOMBSTONE}" if sql is None else f"({sql}) AND NOT {TOMBSTONE}"
-
-            def live_rows(rows: Rows, _: pa.Table) -> Mask:
-                return np.ones(len(rows), np.bool_) if dead is None else ~dead[rows]
-
-            lost = 0 if dead is None else int(np.count_nonzero(dead))
-            return [
-                LanceLevel(query, self, self._indexes, dataset, name, [], live_rows, lost, "_rowaddr", sql)
-            ]
+            live_rows, lost = partial(_live, dead), _count(dead)
+            return [LanceLevel(query, self, self._indexes, dataset, name, live_rows, lost, "_rowaddr", sql)]
         made = FIXED.get((self._sstable.uri, name, query.params), lambda: self._index_of_words(query))
-        live = np.ones(len(made.rows), np.bool_) if dead is None else ~dead[made.rows]
-        matching = live
+        matching = live = _live(dead, made.rows)
         if query.predicate is not None:
             offsets = list(self._matching(query.predicate))
             matching = live & np.isin(made.rows, np.concatenate(offsets) if offsets else [])
@@ -200,15 +187,13 @@ class SsTableSource:
 
     def _compared(self, query: NearestQuery, dead: Mask | None) -> Hits:
         """Compare the vector of every row, batch by batch."""
-        parts = []
+        near = NOTHING
         found = self._sstable.scan(self.schema, [query.column], filter=query.predicate, with_offsets=True)
         for batch in found:
             offsets = _offsets(batch)
-            allowed = None if dead is None else ~dead[offsets]
-            vectors = batch.column(query.column)
-            near = search_rows(vectors, query.vector, query.k, query.metric, allowed=allowed)
-            parts.append((offsets[near.positions], near.distances))
-        return Hits.joined(self, parts)
+            part = offsets, batch.column(query.column), _live(dead, offsets)
+            near = search_rows(part, query.vector, query.k, query.metric, near)
+        return Hits(self, *near)
 
     def _index_of_words(self, query: WordsQuery) -> FixedIndex:
         index, offsets = FullTextIndex(query.params), [np.empty(0, np.int64)]
@@ -219,14 +204,22 @@ class SsTableSource:
 
     def _stored_name(self, column: str) -> str | None:
         """The name of a column in the SSTable's own dataset; ``None`` if the dataset does not have it."""
-        return self._sstable.columns_for(self.schema)[column]
+        return self._sstable.alignment(self.schema).sources[column].stored_name
 
     def _takes_filter(self, predicate: Predicate | None) -> bool:
         """Whether the SSTable's own dataset has the predicate's columns under their present names."""
-        names = () if predicate is None else predicate.columns
-        stored = self._sstable.columns_for(self.schema)
-        return all(stored[name] == name for name in names)
+        alignment = self._sstable.alignment(self.schema)
+        return predicate is None or not alignment.differing(predicate.columns)
 
 
 def _offsets(batch: pa.RecordBatch) -> Rows:
     return numbers(batch.column(ROW_OFFSET)).astype(np.int64, copy=False)
+
+
+def _live(dead: Mask | None, rows: Rows, _: object = None) -> Mask:
+    """A mask of ``rows`` that are not ``dead``."""
+    return np.ones(len(rows), np.bool_) if dead is None else ~dead[rows]
+
+
+def _count(dead: Mask | None) -> int:
+    return 0 if dead is None else int(np.count_nonzero(dead))

@@ -164,10 +164,6 @@ class ShardReader:
         self._store = store
         self.shard_id = shard_id
         self._live_writers = live_writers
-        # Locally each probe of a version costs the same, so they go one by one. Remote probes go in parallel.
-        self._manifests = ShardManifestStore(
-            store, shard_id, 1 if store.is_local else DEFAULT_SCAN_BATCH_SIZE
-        )
         self._sstables: dict[str, SsTableSource] | None = None
         #: The newest manifest at the last read.
         self._manifest: ShardManifest | None = None
@@ -186,6 +182,12 @@ class ShardReader:
         reader.identity = place.manifest.identity
         reader._is_newest = False
         return reader
+
+    @cached_property
+    def _manifests(self) -> ShardManifestStore:
+        # Locally each probe of a version costs the same, so they go one by one. Remote probes go in parallel.
+        at_once = 1 if self._store.is_local else DEFAULT_SCAN_BATCH_SIZE
+        return ShardManifestStore(self._store, self.shard_id, at_once)
 
     @cached_property
     def _tail(self) -> ShardTail:

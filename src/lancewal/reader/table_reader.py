@@ -60,25 +60,27 @@ class TableReader(StateReader):
     ) -> Scan:
         """A scan of the present state of the table, or of a state up to ``max_staleness`` seconds ago."""
         began = time.perf_counter()
-        with span("lancewal.plan", table=self._store.uri):
-            snapshot, predicate = self._planned(filter, max_staleness)
+        snapshot, predicate = self.plan(filter, max_staleness)
         return Scan(snapshot, columns, predicate, limit, offset, with_row_source, time.perf_counter() - began)
 
-    def _planned(self, filter: str | None, max_staleness: float | None) -> tuple[Snapshot, Predicate | None]:
-        """The state for a scan, and the filter parsed for its columns."""
-        while True:
-            source = self.known_base()
-            schema = source.base.schema
-            try:
-                predicate = Predicate.parse(filter, schema.plain) if filter is not None else None
-            except InvalidInputError:
-                if self._newest_base() is source:
-                    raise
-                # The filter may name a column that only the newest version has.
-                continue
-            snapshot = self.snapshot(source.pruner.matching(predicate), max_staleness=max_staleness)
-            if predicate is None or snapshot.schema.has_columns_of(schema):
-                return snapshot, predicate
+    def plan(
+        self, filter: str | None, max_staleness: float | None = None
+    ) -> tuple[Snapshot, Predicate | None]:
+        """The state for a scan or a search, and the filter parsed for its columns."""
+        with span("lancewal.plan", table=self._store.uri):
+            while True:
+                source = self.known_base()
+                schema = source.base.schema
+                try:
+                    predicate = Predicate.parse(filter, schema.plain) if filter is not None else None
+                except InvalidInputError:
+                    if self._newest_base() is source:
+                        raise
+                    # The filter may name a column that only the newest version has.
+                    continue
+                snapshot = self.snapshot(source.pruner.matching(predicate), max_staleness=max_staleness)
+                if predicate is None or snapshot.schema.has_columns_of(schema):
+                    return snapshot, predicate
 
     def lookup(self, keys: Any, columns: Sequence[str] | None = None) -> LookupResult:
         """The newest rows of ``keys``: one value, a list of values, or Arrow data with the key columns."""
@@ -321,7 +323,7 @@ class TableView:
         """
         with read_times.timed(self.uri, "search"):
             return search(
-                self._reader.scan(filter=filter),
+                *self._reader.plan(filter),
                 Queries.of(query, vector, text),
                 k,
                 vector_column=vector_column,
@@ -351,11 +353,9 @@ class TableView:
         "cosine", zero vectors are not found either, and a zero query finds nothing.
         """
         with read_times.timed(self.uri, "search"):
-            scan = self._reader.scan(filter=filter)
-            asked = checked_nearest(
-                scan.snapshot, column, query, k, metric, scan.predicate, nprobes, refine_factor
-            )
-            return nearest(scan.snapshot, asked, columns)
+            snapshot, predicate = self._reader.plan(filter)
+            asked = checked_nearest(snapshot, column, query, k, metric, predicate, nprobes, refine_factor)
+            return nearest(snapshot, asked, columns)
 
     def full_text_search(
         self,
@@ -376,9 +376,9 @@ class TableView:
         without an index is read row by row.
         """
         with read_times.timed(self.uri, "search"):
-            scan = self._reader.scan(filter=filter)
-            asked = checked_words(scan.snapshot, column, query, k, operator, phrase, scan.predicate)
-            return find_words(scan.snapshot, asked, columns)
+            snapshot, predicate = self._reader.plan(filter)
+            asked = checked_words(snapshot, column, query, k, operator, phrase, predicate)
+            return find_words(snapshot, asked, columns)
 
     def hybrid_search(
         self,
@@ -398,7 +398,7 @@ class TableView:
         """
         with read_times.timed(self.uri, "search"):
             return search(
-                self._reader.scan(filter=filter),
+                *self._reader.plan(filter),
                 Queries(vector, text),
                 k,
                 vector_column=vector_column,

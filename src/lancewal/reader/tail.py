@@ -121,7 +121,7 @@ class TailEntries:
     def serves(self, manifest: ShardManifest, schema: TableSchema) -> bool:
         """Whether these entries include all up to ``end`` that ``manifest`` does not cover, for ``schema``.
 
-        They may not: another thread may have kept those for a newer manifest, which covers more.
+        Another thread may have kept the entries for a newer manifest, which covers some of these.
         """
         covered = self.start <= manifest.first_unsettled <= self.end
         known = self.schema
@@ -211,7 +211,7 @@ class ShardTail:
             return kept.up_to(end)
         found = TailEntries(tuple(runs), start, max(end, base.end), generation, schema)
         with self._lock:
-            # Otherwise another thread has changed them, and may be joining the same runs.
+            # If another thread has replaced them, its runs stay: it may be joining the same ones.
             if self._kept is kept:
                 found = self._kept = replace(found, runs=tuple(in_fewer(found.runs)))
         return found.up_to(end)

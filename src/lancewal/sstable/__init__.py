@@ -15,7 +15,7 @@ from lancewal.sstable.lineage import (
 )
 from lancewal.sstable.notes import SsTableNotes
 from lancewal.sstable.opened import forget_sstable, keep_sstables
-from lancewal.sstable.reader import ROW_OFFSET, SsTable, refusing
+from lancewal.sstable.reader import ROW_OFFSET, SsTable
 from lancewal.sstable.storable import (
     check_storable,
     needs_present_structs,
@@ -46,7 +46,6 @@ __all__ = [
     "present_values",
     "rebuild_sidecars",
     "refuse_null_structs",
-    "refusing",
     "take_over",
     "unknown_entries",
     "without_dead_values",

@@ -25,9 +25,9 @@ from lancewal.errors import InvalidInputError, StorageError
 from lancewal.format import (
     BloomFilter,
     TableSchema,
-    key_values,
     numbers,
     one_array,
+    row_keys,
     without_null_words_in,
 )
 from lancewal.sstable.key_index import KeyIndex, Rows, damaged_index
@@ -171,7 +171,7 @@ class OpenedSsTable:
         names = list(self.stored.primary_key)
         rows = self.dataset._take_rows(pa.array(offsets, pa.uint64()), columns=[*names, ROW_ADDRESS])
         kept = numbers(one_array(rows.column(ROW_ADDRESS))).astype(np.int64)
-        return kept, key_values([rows.column(name) for name in names])
+        return kept, row_keys(rows, names)
 
     def rows_at(self, offsets: Rows, columns: Sequence[str]) -> pa.Table:
         """The rows at ``offsets``, in this order, without those that are deleted in Lance."""

@@ -6,10 +6,7 @@ equal to Lance's row addresses, because an SSTable is one fragment.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from uuid import UUID
 
 import lance
@@ -22,15 +19,15 @@ from lancewal.errors import ColumnMismatchError, InvalidInputError, StorageError
 from lancewal.format import (
     TOMBSTONE,
     TOMBSTONE_FIELD,
+    Alignment,
     ColumnSource,
     RowSum,
     SsTableEntry,
     TableSchema,
-    column_sources,
-    field_id,
-    is_blob,
+    as_shown,
     numbers,
     one_array,
+    stored_names,
     without_null_words_in,
 )
 from lancewal.predicate import Predicate
@@ -42,46 +39,6 @@ from lancewal.storage import ObjectStore, layout, lazy_property
 ROW_OFFSET = "_rowoffset"
 _ROW_OFFSET_FIELD = pa.field(ROW_OFFSET, pa.int64(), nullable=False)
 _KEY_BATCH_ROWS = 1 << 16
-
-
-@dataclass(frozen=True)
-class Alignment:
-    """How every column of a table's current schema is made from an SSTable's columns."""
-
-    sources: Mapping[str, ColumnSource]
-    stored_names: frozenset[str]
-    #: Columns that are blobs in the SSTable: a scan would show their positions instead of their values.
-    stored_blobs: frozenset[str] = frozenset()
-
-    @classmethod
-    def of(cls, schema: TableSchema, stored: pa.Schema, written_for: int | None) -> Alignment:
-        """The alignment of ``stored``, the SSTable's columns, annotated with their field ids.
-
-        ``written_for`` is the version of the table that had these columns; ``None`` if it is not known.
-        """
-        sources = column_sources(stored, schema, written_for)
-        shown = {field.name: replace(sources[field.name], field=field) for field in schema.plain}
-        ids = {field_id(field) for field in stored if is_blob(field)}
-        blobs = frozenset(name for name in schema.blob_columns if schema.field_ids[name] in ids)
-        return cls(shown, frozenset(stored.names) - {TOMBSTONE}, blobs)
-
-    @cached_property
-    def is_exact(self) -> bool:
-        """Whether the SSTable has the current schema's columns, and no others."""
-        return len(self.sources) == len(self.stored_names) and all(s.is_same for s in self.sources.values())
-
-    def select(self, columns: Sequence[str]) -> list[ColumnSource]:
-        unknown = [name for name in columns if name not in self.sources]
-        if unknown:
-            raise InvalidInputError(f"no such columns: {unknown}; the table has {list(self.sources)}")
-        if self.stored_blobs:
-            blobs = [name for name in columns if name in self.stored_blobs]
-            if blobs:
-                raise InvalidInputError(
-                    f"an SSTable holds values of the blob column {', '.join(blobs)}, which lancewal cannot "
-                    "read or compact yet; compact it with the tool that wrote it"
-                )
-        return [self.sources[name] for name in columns]
 
 
 class SsTable:
@@ -100,6 +57,7 @@ class SsTable:
         self.shard_id = shard_id
         self.entry = entry
         self.generation = entry.generation
+        self.uri = opened.uri
 
     @classmethod
     def open(cls, store: ObjectStore, shard_id: UUID, entry: SsTableEntry) -> SsTable:
@@ -108,10 +66,6 @@ class SsTable:
 
     def __repr__(self) -> str:
         return f"SsTable({self.uri!r})"
-
-    @property
-    def uri(self) -> str:
-        return self._opened.uri
 
     @property
     def dataset(self) -> lance.LanceDataset:
@@ -155,9 +109,16 @@ class SsTable:
         """The problem with the bloom filter, as far as it can be found without the rows."""
         return self._opened.checked_bloom()[1]
 
-    def columns_for(self, schema: TableSchema) -> Mapping[str, str | None]:
-        """For every column of ``schema``, its name in :attr:`dataset`; ``None`` if it is missing."""
-        return {name: source.stored_name for name, source in self._alignment(schema).sources.items()}
+    def alignment(self, schema: TableSchema) -> Alignment:
+        """How the columns of ``schema`` are made from those of :attr:`dataset`."""
+        known = self._aligned_to
+        if known is None or known[0] is not schema:
+            try:
+                alignment = Alignment.of(schema, self._opened.stored.columns, self._opened.written_for)
+            except ColumnMismatchError as error:
+                raise ColumnMismatchError(f"{self.uri} does not fit the table: {error}") from error
+            known = self._aligned_to = schema, alignment
+        return known[1]
 
     def count_live(self) -> int:
         """How many rows a reader sees: the newest row of each key, without tombstones."""
@@ -182,12 +143,12 @@ class SsTable:
         are left out, unless ``with_tombstone`` adds them and the column ``_tombstone``; their other
         columns are null, also for the filter.
         """
-        alignment = self._alignment(schema)
+        alignment = self.alignment(schema)
         chosen = alignment.select(columns)
-        later = _not_pushed(alignment, filter)
-        read = _sources([*chosen, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
+        later = [] if filter is None else alignment.differing(filter.columns)
+        read = stored_names([*chosen, *later]) + ([TOMBSTONE] if self._has_tombstones else [])
         sql = None if filter is None or later else filter.sql
-        with lance_errors(f"read {self.uri}"), refusing(sql):
+        with lance_errors(f"read {self.uri}", sql=sql):
             scanner = self.dataset.scanner(
                 columns=read,
                 filter=sql,
@@ -212,8 +173,8 @@ class SsTable:
             tombstones = self._tombstones(stored)
             kept = np.ones(stored.num_rows, np.bool_) if with_tombstone else ~tombstones
             if predicate is not None and later:
-                kept &= predicate.mask(_aligned(stored, later))
-            rows = _aligned(stored, chosen)
+                kept &= predicate.mask(as_shown(stored, later))
+            rows = as_shown(stored, chosen)
             if with_offsets:
                 offsets = numbers(stored.column(ROW_ADDRESS)).astype(np.int64)
                 rows = rows.append_column(_ROW_OFFSET_FIELD, pa.array(offsets))
@@ -229,7 +190,7 @@ class SsTable:
 
         Reads only the key columns, once per instance.
         """
-        chosen = self._alignment(schema).select(schema.primary_key)
+        chosen = self.alignment(schema).select(schema.primary_key)
         sources = tuple(source.stored_name for source in chosen)
         known = self._keys
         if known is None or known[0] != sources:
@@ -276,8 +237,8 @@ class SsTable:
 
         Raises InvalidInputError for an offset that is not the newest row of its key.
         """
-        chosen = self._alignment(schema).select(columns)
-        read = _sources(chosen)
+        chosen = self.alignment(schema).select(columns)
+        read = stored_names(chosen)
         if not read or (with_tombstone and self._has_tombstones):
             read.append(TOMBSTONE if self._has_tombstones else self.dataset.schema.names[0])
         outside = np.count_nonzero((offsets < 0) | (offsets >= self._opened.physical_rows))
@@ -286,7 +247,7 @@ class SsTable:
             missing = outside if table is None else len(offsets) - table.num_rows
             raise InvalidInputError(f"{missing} of {len(offsets)} row offsets are no rows of {self.uri}")
         stored = pa.RecordBatch.from_arrays([one_array(c) for c in table.columns], schema=table.schema)
-        rows = _aligned(stored, chosen)
+        rows = as_shown(stored, chosen)
         if with_tombstone:
             rows = rows.append_column(TOMBSTONE_FIELD, pa.array(self._tombstones(stored)))
         return rows
@@ -296,18 +257,8 @@ class SsTable:
         """Whether there is a tombstone column; without one every row is live."""
         return TOMBSTONE in self._opened.stored.columns.names
 
-    def _alignment(self, schema: TableSchema) -> Alignment:
-        known = self._aligned_to
-        if known is None or known[0] is not schema:
-            try:
-                alignment = Alignment.of(schema, self._opened.stored.columns, self._opened.written_for)
-            except ColumnMismatchError as error:
-                raise ColumnMismatchError(f"{self.uri} does not fit the table: {error}") from error
-            known = self._aligned_to = schema, alignment
-        return known[1]
-
     def _batches(self, scanner: lance.LanceScanner, sql: str | None) -> Iterator[pa.RecordBatch]:
-        with lance_errors(f"read {self.uri}"), refusing(sql):
+        with lance_errors(f"read {self.uri}", sql=sql):
             batches = scanner.to_batches()
             has_dictionaries = self._opened.stored.has_dictionaries
             yield from map(without_null_words_in, batches) if has_dictionaries else batches
@@ -348,35 +299,3 @@ class SsTable:
             raise InvalidInputError(f"the keys of {self.uri} are {known.type}, not {values.type}")
         places = pc.index_in(values, value_set=known).fill_null(ABSENT).to_numpy().astype(np.int64)
         return np.where(places != ABSENT, offsets[places], ABSENT)
-
-
-@contextmanager
-def refusing(sql: str | None) -> Iterator[None]:
-    """Turn Lance's refusal of a filter, when planning or for a row's value, into an InvalidInputError."""
-    try:
-        yield
-    except ValueError as error:
-        about_rows = isinstance(error, pa.ArrowException)
-        if sql is None or (about_rows and "filter expression" not in str(error)):
-            raise
-        raise InvalidInputError(f"the filter {sql!r} is refused: {error}") from error
-
-
-def _not_pushed(alignment: Alignment, predicate: Predicate | None) -> list[ColumnSource]:
-    """The columns of a predicate if the SSTable does not have them all under their names; else none."""
-    if predicate is None or alignment.is_exact:
-        return []
-    used = alignment.select(sorted(predicate.columns))
-    return [] if all(source.is_same for source in used) else used
-
-
-def _sources(chosen: Sequence[ColumnSource]) -> list[str]:
-    return list(dict.fromkeys(source.stored_name for source in chosen if source.stored_name is not None))
-
-
-def _aligned(stored: pa.RecordBatch, chosen: Sequence[ColumnSource]) -> pa.RecordBatch:
-    if not chosen:
-        return stored.select([])
-    return pa.RecordBatch.from_arrays(
-        [source.array(stored) for source in chosen], schema=pa.schema([source.field for source in chosen])
-    )

@@ -1,7 +1,8 @@
-"""Distances between vectors, equal to Lance's ``_distance``, and exact nearest rows."""
+"""Exact search for the nearest vectors, with distances that are equal to Lance's ``_distance``."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -9,11 +10,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from lancewal.errors import InvalidInputError
-from lancewal.index.kinds import Metric, RowPositions
+from lancewal.format import one_array
+from lancewal.index.kinds import Metric, RowMask, RowPositions
 
 Matrix = npt.NDArray[np.float32]
 Vector = npt.NDArray[np.float32]
 Local = npt.NDArray[np.intp]
+#: Indexes keep positions in 32 bits.
+RowNumbers = npt.NDArray[np.int32] | RowPositions
 
 #: Half the distance between 1 and the next float32: the relative error of one operation.
 _ROUNDING = 2.0**-24
@@ -22,15 +26,25 @@ _ROUNDING = 2.0**-24
 class Vectors(NamedTuple):
     """Rows with their vectors; for cosine the vectors are scaled to length one."""
 
-    rows: npt.NDArray[np.int32]
+    rows: RowNumbers
     vectors: Matrix
     #: Squared lengths, and the largest of them.
     squares: Vector
     largest: float
 
+    @classmethod
+    def room(cls, rows: int, dimension: int) -> Vectors:
+        """Arrays for this many vectors of a dimension, not filled yet."""
+        vectors = np.empty((rows, dimension), np.float32)
+        return cls(np.empty(rows, np.int32), vectors, np.empty(rows, np.float32), 0.0)
+
     @property
     def memory_bytes(self) -> int:
         return self.rows.nbytes + self.vectors.nbytes + self.squares.nbytes
+
+
+#: A part of a column: the positions of its rows, their vectors, and a mask of the rows that may be found.
+ColumnPart = tuple[RowPositions, pa.Array | pa.ChunkedArray, RowMask]
 
 
 class Nearest(NamedTuple):
@@ -39,8 +53,30 @@ class Nearest(NamedTuple):
     positions: RowPositions
     distances: Vector
 
+    def cutoff(self, k: int) -> float:
+        """The distance beyond which no row is among the ``k`` nearest of these and others."""
+        return float(self.distances[-1]) if len(self.distances) >= k else np.inf
+
 
 NOTHING = Nearest(np.empty(0, np.int64), np.empty(0, np.float32))
+
+
+def is_vector(type_: pa.DataType) -> bool:
+    """Whether a vector index can hold a column of this type."""
+    return bool(pa.types.is_fixed_size_list(type_) and pa.types.is_floating(type_.value_type))
+
+
+def matrix_of(column: pa.Array, dimension: int) -> Matrix:
+    """The valid vectors of ``column``, one per row, without a copy if they are float32.
+
+    A null inside a vector counts as 0, as Lance reads it.
+    """
+    if not is_vector(column.type) or column.type.list_size != dimension:
+        raise InvalidInputError(f"the index holds vectors of dimension {dimension}, not {column.type}")
+    numbers = column.flatten()
+    if numbers.null_count:
+        numbers = numbers.fill_null(pa.scalar(0, numbers.type))
+    return np.asarray(numbers.to_numpy().reshape(-1, dimension), dtype=np.float32)
 
 
 def checked_query(query: Any, dimension: int) -> Vector:
@@ -61,6 +97,32 @@ def checked_query(query: Any, dimension: int) -> Vector:
     return vector
 
 
+def prepared(rows: RowNumbers, matrix: Matrix, metric: Metric) -> tuple[Vectors, Vectors]:
+    """Vectors in the form that segments hold, and odd ones, whose distances must be computed in full.
+
+    A vector is odd if it has infinities or is so long that its squared length overflows.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.einsum("ij,ij->i", matrix, matrix)
+    finite = np.isfinite(squares)
+    none = Vectors.room(0, matrix.shape[1])
+    if metric is Metric.COSINE:
+        # A vector without a finite length above zero has no direction, hence no cosine.
+        directed = finite & (squares > 0)
+        if not directed.all():
+            rows, matrix, squares = rows[directed], matrix[directed], squares[directed]
+        units = matrix / np.sqrt(squares)[:, np.newaxis]
+        return Vectors(rows, units, np.ones(len(rows), np.float32), 1.0), none
+    if finite.all():
+        return Vectors(rows, matrix, squares, 0.0), none
+    # A vector with NaN has no distance.
+    odd = ~finite & ~np.isnan(matrix).any(axis=1)
+    return (
+        Vectors(rows[finite], matrix[finite], squares[finite], 0.0),
+        Vectors(rows[odd], matrix[odd], squares[odd], np.inf),
+    )
+
+
 def unit(vector: Vector) -> Vector | None:
     """The vector at length one; None for a zero vector, which has no direction."""
     length = float(np.linalg.norm(vector.astype(np.float64)))
@@ -76,6 +138,27 @@ def distances(metric: Metric, vectors: Matrix, query: Vector) -> Vector:
         else:
             result = np.float32(1.0) - np.einsum("ij,j->i", vectors, query)
     return np.asarray(result, dtype=np.float32)
+
+
+def search_rows(part: ColumnPart, query: Any, k: int, metric: Metric, known: Nearest = NOTHING) -> Nearest:
+    """The exact nearest rows of a part of a column without an index; ``known`` rows compete with them."""
+    rows, column, allowed = part
+    if not is_vector(column.type):
+        raise InvalidInputError(f"vector search needs a column of float vectors, not {column.type}")
+    vector: Vector | None = checked_query(query, column.type.list_size)
+    if metric is Metric.COSINE and vector is not None:
+        vector = unit(vector)
+    if vector is None or not len(column):
+        return known
+    if not allowed.all():
+        rows, column = rows[allowed], column.filter(pa.array(allowed))
+    array = one_array(column)
+    if array.null_count:
+        rows = rows[array.is_valid().to_numpy(zero_copy_only=False)]
+    usable, odd = prepared(rows, matrix_of(array, column.type.list_size), metric)
+    held = usable._replace(largest=float(usable.squares.max(initial=0.0)))
+    near = nearest_exactly(metric, held, vector, k, None, known.cutoff(k))
+    return merged([known, near, ranked(metric, odd, vector, np.arange(len(odd.rows)), k)], k)
 
 
 def nearest_exactly(
@@ -132,3 +215,12 @@ def nearest_of(positions: RowPositions, apart: Vector, k: int) -> Nearest:
         positions, apart = positions[defined], apart[defined]
     order = np.lexsort((positions, apart))[:k]
     return Nearest(positions[order], apart[order])
+
+
+def merged(parts: Sequence[Nearest], k: int) -> Nearest:
+    """The ``k`` nearest of all ``parts``."""
+    filled = [part for part in parts if len(part.positions)]
+    if len(filled) <= 1:
+        return filled[0] if filled else NOTHING
+    positions, apart = (np.concatenate(arrays) for arrays in zip(*filled, strict=True))
+    return nearest_of(positions, apart, k)
