@@ -306,6 +306,11 @@ class MemTableMode:
     def has_rows(self) -> bool:
         return self._active.batch_count > 0 or bool(self._flushes.frozen)
 
+    def flush(self) -> None:
+        """Freeze the active MemTable, and wait until it and all older ones are published."""
+        self.seal_active()
+        self._flushes.drain()
+
     def wait_for_flush_drain(self) -> None:
         self._flushes.drain()
 
@@ -415,6 +420,9 @@ class WalOnlyMode:
 
     def seal_active(self) -> None:
         self._refuse("force_seal_active")
+
+    def flush(self) -> None:
+        self._refuse("flush")
 
     def wait_for_flush_drain(self) -> None:
         self._refuse("wait_for_flush_drain")
