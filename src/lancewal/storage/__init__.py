@@ -7,6 +7,7 @@ from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostC
 from lancewal.storage.forks import check_process, in_forked_child, is_forked, note_use
 from lancewal.storage.layout import is_plain_name
 from lancewal.storage.location import path_text
+from lancewal.storage.measures import LATENCY_BOUNDS, process_totals, read_times
 from lancewal.storage.memory import RowMemory, memory_bytes, row_memory
 from lancewal.storage.parallel import (
     LOOK_AGAIN_SECONDS,
@@ -22,7 +23,6 @@ from lancewal.storage.parallel import (
     run_in_background,
     start_thread,
 )
-from lancewal.storage.reads import LATENCY_BOUNDS, read_times
 from lancewal.storage.scratch import scratch_directory
 from lancewal.storage.secrets import is_panic, remember_password, scrub_error, scrubbed
 from lancewal.storage.store import ObjectStore, PutOutcome, observe_all, sync_file_system
@@ -67,6 +67,7 @@ __all__ = [
     "ordered_map",
     "path_text",
     "process_cache",
+    "process_totals",
     "read_times",
     "remember_password",
     "row_memory",
