@@ -247,7 +247,7 @@ class LightTable:
             (_room("base.markers"), "read_base_manifest", table.decode),
             (_room("maintenance.needs"), "read_base_manifest", table.decode),
             (
-                _room("maintenance.keyed"),
+                _room("maintenance.commits"),
                 "marked_merge",
                 lambda dataset, columns, markers: _Merge(table, markers),
             ),

@@ -7,7 +7,8 @@ reads the rows, oldest generation first, which is the order in which they were w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -41,6 +42,9 @@ _REMOTE_READERS = 16
 #: Rows are read in batches of about this size.
 _BATCH_BYTES = 16 << 20
 _MOST_ROWS = 8192
+#: Batches below this size are put together.
+_SMALL_PIECE_BYTES = 64 << 10
+_JOINED_BYTES = 4 << 20
 #: SSTables below this size are read in one pass.
 _SMALL_BYTES = 1 << 20
 
@@ -213,3 +217,46 @@ def rows_per_batch(entry: SsTableEntry) -> int:
         return _MOST_ROWS
     row_bytes = max(entry.in_memory_bytes // entry.physical_rows, 1)
     return min(max(_BATCH_BYTES // row_bytes, 1), _MOST_ROWS)
+
+
+def joined_rows(shards: Mapping[UUID, NewestRows], sizes: Counter[UUID]) -> Iterator[pa.RecordBatch]:
+    """The live rows of all shards, with small batches put together, because a merge has a cost per batch.
+
+    ``sizes`` counts the bytes of each shard's rows.
+    """
+    small: list[pa.RecordBatch] = []
+    size = 0
+    for shard_id, rows in shards.items():
+        for batch in rows.batches():
+            sizes[shard_id] += batch.nbytes
+            if batch.nbytes < _SMALL_PIECE_BYTES:
+                small.append(batch)
+                size += batch.nbytes
+            if small and (batch.nbytes >= _SMALL_PIECE_BYTES or size > _JOINED_BYTES):
+                yield pa.concat_batches(small)
+                small, size = [], 0
+            if batch.nbytes >= _SMALL_PIECE_BYTES:
+                yield batch
+    if small:
+        yield pa.concat_batches(small)
+
+
+def chunks(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, limit: int
+) -> Iterator[tuple[pa.Table, bool]]:
+    """The rows as tables of about ``limit`` bytes, each with whether it is the last.
+
+    There is at least one table, which may be empty.
+    """
+    chunk: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        rows = max(1, min(batch.num_rows, limit * batch.num_rows // max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
+            if chunk and size + piece.nbytes > limit:
+                yield pa.Table.from_batches(chunk, schema), False
+                chunk, size = [], 0
+            chunk.append(piece)
+            size += piece.nbytes
+    yield pa.Table.from_batches(chunk, schema), True
