@@ -19,7 +19,7 @@ from lancewal.format.wal_entry import WalEntry
 from lancewal.shard import WalAppender, WalTailer
 from lancewal.shard.log import retained_positions
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.replay import Replay
+from lancewal.shard.tail import Replay
 from lancewal.storage import ObjectStore, layout
 from tests.servers import S3Server
 

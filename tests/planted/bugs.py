@@ -221,7 +221,7 @@ BUGS = (
     ),
     Bug(
         "replay skips the last entry",
-        "shard/replay.py",
+        "shard/tail.py",
         "        self.range = range(start, max(start, end))\n",
         "        self.range = range(start, max(start, end - 1))\n",
         "rows are lost at a take-over",
@@ -229,7 +229,7 @@ BUGS = (
     ),
     Bug(
         "replay loads what is flushed",
-        "shard/replay.py",
+        "shard/tail.py",
         "                if entry.sentinel or self._is_flushed(entry.position, entry.generation):\n",
         "                if entry.sentinel:\n",
         "older rows lie over newer ones",
@@ -237,7 +237,7 @@ BUGS = (
     ),
     Bug(
         "replay goes on over a successor's entries",
-        "shard/replay.py",
+        "shard/tail.py",
         "                if entry.writer_epoch > self._appender.epoch:\n",
         "                if False:\n",
         "a writer opens that has lost its shard already",

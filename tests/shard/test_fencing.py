@@ -19,7 +19,7 @@ from lancewal.errors import FencedError
 from lancewal.shard import WalAppender
 from lancewal.shard.log import _fingerprint
 from lancewal.shard.manifest import ShardManifestStore
-from lancewal.shard.replay import Replay
+from lancewal.shard.tail import Replay
 from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
 from tests.shard.support import (

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from lancewal.errors import FencedError, WalCorruptError, WalTruncatedError
 from lancewal.format.wal_entry import encode_sentinel
 from lancewal.shard import WalAppender
-from lancewal.shard.replay import Replay
+from lancewal.shard.tail import Replay
 from lancewal.storage import ObjectStore, layout
 from tests.faults import FaultyStore
 from tests.shard.support import SHARD, batch, collect_entries, cover, tailer_of

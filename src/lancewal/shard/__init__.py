@@ -22,7 +22,6 @@ from lancewal.shard.log import (
     retained_positions,
 )
 from lancewal.shard.manifest import DEFAULT_SCAN_BATCH_SIZE, ShardManifestStore
-from lancewal.shard.replay import Replay
 from lancewal.shard.routing import (
     BUCKET,
     IDENTITY,
@@ -37,7 +36,7 @@ from lancewal.shard.routing import (
     require_shard,
     shard_id_of,
 )
-from lancewal.shard.tail import WalTailer, first_unflushed, has_unflushed_rows
+from lancewal.shard.tail import Replay, WalTailer, first_unflushed, has_unflushed_rows
 
 __all__ = [
     "BUCKET",
