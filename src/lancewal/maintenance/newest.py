@@ -23,15 +23,12 @@ import pyarrow.compute as pc
 from lancewal.errors import LanceWalError
 from lancewal.format import (
     TOMBSTONE,
-    TOMBSTONE_FIELD,
     SsTableEntry,
     TableSchema,
     key_values,
-    numbers,
-    one_array,
     superseded,
 )
-from lancewal.sstable import ROW_OFFSET, SsTable
+from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore, ordered_map
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -169,7 +166,9 @@ def _read_level(
     try:
         rows = None
         if (entry.in_memory_bytes or _SMALL_BYTES) < _SMALL_BYTES:
-            columns, offsets, tombstones, rows = _read_small(table, schema)
+            read, offsets, tombstones = table.read(schema, schema.names)
+            rows = pa.RecordBatch.from_arrays(read, schema=schema.plain)
+            columns = [rows.column(name) for name in schema.primary_key]
         else:
             columns, offsets, tombstones = table.keys(schema)
         values = key_values(columns)
@@ -181,19 +180,6 @@ def _read_level(
     except Exception as error:
         return error
     return _Level(table, columns, values, tombstones, newest, rows)
-
-
-def _read_small(
-    table: SsTable, schema: TableSchema
-) -> tuple[list[pa.Array], npt.NDArray[np.int64], Mask, pa.RecordBatch]:
-    """Keys, offsets and tombstones as :meth:`SsTable.keys` gives them, and the rows."""
-    names = pa.schema([*schema.plain, pa.field(ROW_OFFSET, pa.int64(), nullable=False), TOMBSTONE_FIELD])
-    batches = table.scan(schema, schema.names, with_offsets=True, with_tombstone=True)
-    read = pa.Table.from_batches(batches, names)
-    *columns, offsets, tombstones = (one_array(column) for column in read.columns)
-    rows = pa.RecordBatch.from_arrays(columns, schema=schema.plain)
-    keys = [rows.column(name) for name in schema.primary_key]
-    return keys, numbers(offsets), np.asarray(tombstones.to_numpy(zero_copy_only=False), np.bool_), rows
 
 
 def _rows(table: SsTable, schema: TableSchema, kept: Mask) -> Iterator[pa.RecordBatch]:
