@@ -289,12 +289,12 @@ class Pruning:
 
     def _prune_shard(self, needs: Needs, manifest: ShardManifest) -> None:
         store, shard_id = self._store, manifest.shard_id
+        manifests = ShardManifestStore(store, shard_id)
+        manifests.assume(manifest, self._read_after)
         # The files are listed for their times, which matter only if base versions are tagged.
         infos = shard_files(store, shard_id) if needs.has_tags() else ()
         stored = self._looks.get(shard_id) or StoredLooks.read(store, shard_id)
         looks = Looks.of_shard(stored, manifest, needs.base, host_clock())
-        manifests = ShardManifestStore(store, shard_id)
-        manifests.assume(manifest, self._read_after)
         # Never read here: a checkpoint has its own copy of the manifests.
         checkpoints = Once(partial(NeededFiles.read, store, needs.now, dry_run=True))
         shard = ShardGarbage(

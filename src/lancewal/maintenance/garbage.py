@@ -192,8 +192,8 @@ def prune_manifest_entries(shard: ShardGarbage) -> None:
         shard.unsettled.get().preserve(shard.shard_id, sstables=shard.pruned.keys())
         shard.manifest = shard.manifests.commit_update(None, lambda manifest: manifest.without(prunable))
         crash_point("collect: manifest entries are pruned")
-    for path in shard.pruned:
-        shard.collected(Resource.MANIFEST_ENTRIES, path)
+    pruned = (Collected(Resource.MANIFEST_ENTRIES, shard.shard_id, path) for path in shard.pruned)
+    shard.report.collected.extend(pruned)
 
 
 def _entry_stays(shard: ShardGarbage, entry: SsTableEntry) -> bool:
