@@ -212,23 +212,24 @@ class KeyedCompaction:
             if not part.is_last:
                 crash_point("merge: a part of the rows is committed")
         crash_point("merge: rows and marker are committed")
-        self._report.rows_inserted += changed["num_inserted_rows"]
-        self._report.rows_updated += changed["num_updated_rows"]
-        self._report.rows_deleted += changed["num_deleted_rows"]
+        inserted, updated = changed["num_inserted_rows"], changed["num_updated_rows"]
+        deleted = changed["num_deleted_rows"]
+        merged = PackReport(rows_inserted=inserted, rows_updated=updated, rows_deleted=deleted)
         alone = len(shards) == 1
         for shard_id, rows in shards.items():
-            done = ShardReport(
+            merged.shards[shard_id] = ShardReport(
                 shard_id,
                 generations=[table.generation for table in rows.sstables],
                 rows_in=rows.rows_in,
                 rows_upserted=rows.num_rows,
-                rows_inserted=changed["num_inserted_rows"] if alone else None,
-                rows_updated=changed["num_updated_rows"] if alone else None,
-                rows_deleted=changed["num_deleted_rows"] if alone else None,
+                rows_inserted=inserted if alone else None,
+                rows_updated=updated if alone else None,
+                rows_deleted=deleted if alone else None,
                 num_bytes=sizes[shard_id],
                 commits=commits,
             )
-            self._report.shards[shard_id].add(done)
+        self._report.add(merged)
+        for shard_id, rows in shards.items():
             self._tell(rows, markers[shard_id])
 
     def _tell(self, rows: NewestRows, through: int) -> None:
