@@ -1,7 +1,7 @@
 """Writes what was measured into the documentation: ``python -m bench.pages``.
 
-docs/benchmarks.md and its plot hold every stored result, the README those that have a target. The curves
-of growing tables are in docs/scale.md.
+docs/benchmarks.md and its plot hold every stored result; the README has how many meet their target, and those
+that miss it. The curves of growing tables are in docs/scale.md.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ def write_pages() -> None:
     results = stored_results()
     parts = [HEAD, _machine(results)]
     write_scale(results, DOCS)
+    README.write_text(with_measured(README.read_text(), results))
     results = [each for each in map(_without_exponents, results) if each["rows"]]
     for result in results:
         parts.append(_section(result))
     (DOCS / "benchmarks.md").write_text("\n".join(parts).rstrip() + "\n")
-    README.write_text(with_measured(README.read_text(), results))
     _plot(results)
 
 
@@ -76,17 +76,20 @@ def _without_exponents(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def with_measured(readme: str, results: Sequence[dict[str, Any]]) -> str:
-    """``readme`` with the table between its marks replaced by what ``results`` say."""
+    """``readme`` with what is between its marks replaced by what ``results`` say."""
     before, rest = readme.split(README_START)
     after = rest.split(README_END)[1]
-    lines = ["| measure | ratio to the peer | target | again with `make bench ARGS=…` |", "|---|---|---|---|"]
-    for result in results:
-        for row in result["rows"]:
-            if row["target"] is not None and not is_exponent(row):
-                lines.append(
-                    f"| {row['name']} {_arrow(row)} | {row['ratio']:.3g}× ({row['peer_name']}) "
-                    f"| {_target(row)} | `{result['workload']}` |"
-                )
+    aimed = [(result, row) for result in results for row in result["rows"] if row["target"] is not None]
+    missed = [(result, row) for result, row in aimed if not row["target_met"]]
+    lines = [f"{len(aimed) - len(missed)} of {len(aimed)} measures that have a target meet it."]
+    if missed:
+        lines += ["These miss it (↑ means that higher is better, ↓ that lower is better):", ""]
+        lines += ["| measure | ours ÷ peer | target | again with `make bench ARGS=…` |", "|---|---|---|---|"]
+    for result, row in missed:
+        lines.append(
+            f"| {row['name']} {_arrow(row)} | {row['ratio']:.3g}× ({row['peer_name']}) "
+            f"| {_target(row)} | `{result['workload']}` |"
+        )
     return "\n".join([f"{before}{README_START}", *lines, f"{README_END}{after}"])
 
 

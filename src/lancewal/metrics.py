@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 from uuid import UUID
 from wsgiref.simple_server import WSGIServer
 
-from lancewal.maintenance import process_totals
-from lancewal.storage import LATENCY_BOUNDS, check_process, observe_all, read_times
+from lancewal.storage import LATENCY_BOUNDS, check_process, observe_all, process_totals, read_times
 from lancewal.writer import open_writers, written
 
 if TYPE_CHECKING:
@@ -77,7 +76,7 @@ MEMTABLE_GAUGES = (
     ("lancewal_frozen_memtables", "frozen_count", "MemTables that wait for their flush"),
     ("lancewal_frozen_bytes", "frozen_bytes", "Bytes of those MemTables"),
 )
-#: Name, total of ``lancewal.maintenance.process_totals``, and what it means.
+#: Name, total of ``lancewal.storage.process_totals``, and what it means.
 MAINTENANCE_COUNTERS = (
     ("lancewal_compactions", "compactions", "Compactions that ended well"),
     ("lancewal_compaction_failures", "compaction_failures", "Compactions that failed"),

@@ -39,7 +39,6 @@ from lancewal.maintenance import (
     examine,
     list_checkpoints,
     plan_compaction,
-    process_totals,
     read_upkeep_settings,
     repair,
     store_upkeep_settings,
@@ -66,7 +65,7 @@ from lancewal.shard import (
     require_shard,
 )
 from lancewal.status import ShardInfo, TableStatus, shard_infos, table_status
-from lancewal.storage import ObjectStore, both, layout
+from lancewal.storage import ObjectStore, both, layout, process_totals
 from lancewal.upkeep import MOST_COMMITS, TaskOutcome, Upkeep, Upkeeper, UpkeepPlan, UpkeepReport, plan_upkeep
 from lancewal.writer import (
     Cast,

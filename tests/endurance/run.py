@@ -31,8 +31,8 @@ import pyarrow as pa
 
 import lancewal
 from lancewal.errors import ClosedError, FencedError, LanceWalError, PartialWriteError, WalTruncatedError
-from lancewal.maintenance import process_totals
 from lancewal.publish import ChangeFeed
+from lancewal.storage import process_totals
 from lancewal.upkeep import Work
 from tests.report import store
 from tests.tables import KEY

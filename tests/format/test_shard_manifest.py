@@ -72,6 +72,17 @@ def a_manifest(**changes: object) -> ShardManifest:
     return replace(start, **changes)  # type: ignore[arg-type]
 
 
+def test_a_manifest_without_sstables_that_it_does_not_list_is_the_same_object() -> None:
+    """A commit that changes nothing is told by that."""
+    manifest = a_manifest()
+    (listed,) = manifest.sstables
+    later = replace(listed, generation=2)
+    assert manifest.without([]) is manifest
+    assert manifest.without([later, replace(listed, path="other_gen_1")]) is manifest
+    two = replace(manifest, sstables=(listed, later))
+    assert two.without([replace(listed, physical_rows=9)]) == replace(manifest, sstables=(later,))
+
+
 @given(manifests, st.none() | st.binary(min_size=16, max_size=16))
 def test_any_manifest_survives_a_round_trip(manifest: ShardManifest, write_id: bytes | None) -> None:
     data = encode_manifest(manifest, write_id)

@@ -36,6 +36,7 @@ from lancewal.maintenance import (
     Pack,
     Progress,
     at_crash_points,
+    commits,
     compact,
     execute_pack,
     keyed,
@@ -491,13 +492,13 @@ class TestIndexes:
         site.flush(rows(5, 3, prefix="new"), [5, 1, 2, 99_999])
         site.flush(rows(1, 1, prefix="again"), [6])
         kinds: list[bool] = []
-        execute = keyed.KeyedCompaction._execute
+        execute = commits._merge
 
-        def watched(self: Any, base: Any, part: Any, *more: Any, **how: Any) -> Any:
+        def watched(base: Any, part: Any, *more: Any, **how: Any) -> Any:
             kinds.append(part.deletes)
-            return execute(self, base, part, *more, **how)
+            return execute(base, part, *more, **how)
 
-        monkeypatch.setattr(keyed.KeyedCompaction, "_execute", watched)
+        monkeypatch.setattr(commits, "_merge", watched)
 
         def stop(reached: str) -> None:
             if reached != point:

@@ -328,8 +328,8 @@ BUGS = (
     Bug(
         "deleted keys stay in the base",
         "maintenance/keyed.py",
-        "            yield _Part(source, dead=dead if listed and is_last else (), is_last=is_last)\n",
-        "            yield _Part(source, is_last=is_last)\n",
+        "            yield Part(source, dead=dead if listed and is_last else (), is_last=is_last)\n",
+        "            yield Part(source, is_last=is_last)\n",
         "deleted rows come back",
         _COMPACT,
     ),

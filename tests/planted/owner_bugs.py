@@ -164,7 +164,7 @@ OWNER_BUGS = (
     Bug(
         "what is adopted is older than rows that were acknowledged before",
         "writer/shard_writer.py",
-        "                self._mode.seal_active()\n                self._mode.wait_for_flush_drain()\n"
+        "                self._mode.flush()\n"
         "                try:\n                    result, manifest = commit(self._appender)\n",
         "                try:\n                    result, manifest = commit(self._appender)\n",
         "an older version of a key wins",

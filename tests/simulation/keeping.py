@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from lancewal.maintenance import (
     drop_checkpoint,
     list_checkpoints,
 )
-from lancewal.maintenance import garbage as garbage_room
 from lancewal.maintenance import gc as gc_room
 from lancewal.maintenance.commits import at_crash_points
 from lancewal.reader import FixedReader, TableState
@@ -102,7 +102,7 @@ class Keeping:
         changes: list[tuple[Any, str, Any]] = [
             (status_room, "datetime", SimpleNamespace(now=self._wall_clock)),
             (gc_room, "host_clock", self._host_clock),
-            (garbage_room, "host_clock", self._host_clock),
+            (import_module("lancewal.maintenance.compact"), "host_clock", self._host_clock),
         ]
         at_crash_points(self._at_point)
         try:

@@ -28,7 +28,7 @@ from lancewal.base import BaseTable
 from lancewal.base import table as base_table
 from lancewal.errors import StorageError, TableNotFoundError
 from lancewal.format import TOMBSTONE, BaseManifest, SsTableEntry, TableSchema
-from lancewal.sstable import ROW_OFFSET
+from lancewal.sstable import ROW_OFFSET, SsTable
 from lancewal.storage import ObjectStore, layout
 from tests.simulation.store import Disk, Files
 
@@ -247,7 +247,7 @@ class LightTable:
             (_room("base.markers"), "read_base_manifest", table.decode),
             (_room("maintenance.needs"), "read_base_manifest", table.decode),
             (
-                _room("maintenance.keyed"),
+                _room("maintenance.commits"),
                 "marked_merge",
                 lambda dataset, columns, markers: _Merge(table, markers),
             ),
@@ -414,6 +414,8 @@ class LightSsTable:
             fields.append(rows.schema.field(TOMBSTONE))
             arrays.append(rows[TOMBSTONE])
         yield from pa.Table.from_arrays(arrays, schema=pa.schema(fields)).to_batches()
+
+    read = SsTable.read
 
 
 @dataclass

@@ -20,6 +20,7 @@ from lancewal.publish.publishing import publish
 from lancewal.reader import snapshot
 from lancewal.reader.state import read_state
 from lancewal.shard.manifest import ShardManifestStore
+from lancewal.spark import merged
 from lancewal.spark.columns import spark_schema
 from lancewal.spark.merged import BasePartition, MergedReader, ShardPartition
 from lancewal.spark.options import OpenTable
@@ -74,6 +75,34 @@ def test_all_levels_are_merged_as_the_plain_reader_does(
     expected = content(table)
     assert len(expected) == (59 if keyed else 120)
     assert read(reader_of(table)) == expected
+
+
+@pytest.mark.parametrize("keyed", [True, False], ids=["keyed", "append only"])
+def test_a_large_fragment_is_read_by_several_tasks_without_its_deleted_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keyed: bool
+) -> None:
+    monkeypatch.setattr(merged, "_MOST_BYTES", 200)
+    table = new_table(tmp_path / "table", schema_of(keyed))
+    fill_all_levels(table, schema_of(keyed))
+    lance.dataset(table.uri).delete("id IN (3, 4, 5, 17, 39)")
+    reader = reader_of(table)
+    tasks = [each for each in reader.partitions() if isinstance(each, BasePartition)]
+    assert len(tasks) > 4
+    assert len({each.fragment_ids for each in tasks}) == 1
+    assert read(reader) == content(table)
+    assert len(read(reader_of(table, limit=7))) >= 7
+    one = reader_of(table, filterPushdown="true")
+    one.pushFilters([ds.StringStartsWith(("name",), "base")])
+    assert [each.rows for each in one.partitions() if isinstance(each, BasePartition)] == [None]
+    assert read(one) == [row for row in content(table) if row[1].startswith("base")]
+
+
+def test_a_large_fragment_without_a_live_row_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(merged, "_MOST_BYTES", 200)
+    table = new_table(tmp_path / "table", KEYED)
+    fill_all_levels(table, KEYED)
+    lance.dataset(table.uri).delete("id < 38")
+    assert read(reader_of(table)) == content(table)
 
 
 def test_shards_made_by_hand_that_share_keys_are_read_by_one_task(tmp_path: Path) -> None:

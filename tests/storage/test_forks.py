@@ -112,7 +112,7 @@ scan = table.scan()
 locks = [writer._lock, writer._close_lock, writer._under_way._lock, shard._mode.lock, shard._close_lock,
          shard._log._lock, shard._mode._flushes._lock, shard._backpressure._lock, shard._state._lock,
          shard._stats._lock, shard._appender._lock, shard._mode._flushes._worker._lock]
-from lancewal.maintenance import process_totals
+from lancewal.storage import process_totals
 from lancewal.index.graph import BUILDER
 from lancewal.writer import open as registry
 locks += [registry._registry._lock, process_totals._lock, BUILDER._lock]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lancewal.storage.parallel import Bell, Crew, Room, Task, in_thread, ordered_map
+from lancewal.storage.parallel import Bell, Crew, Once, Room, Task, beside, in_thread, ordered_map
 from tests.patience import PATIENCE
 
 
@@ -177,6 +177,37 @@ def test_a_task_gives_what_its_call_gave_or_raised() -> None:
     assert in_thread(lambda: 7, "test").result() == 7
     with pytest.raises(KeyError):
         in_thread(fail, "test").result()
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_error_of_a_call_beside_comes_where_its_result_is_asked_for(at_once: bool) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    where: list[threading.Thread] = []
+    beside(lambda: where.append(threading.current_thread()), at_once=at_once).result()
+    assert (where[0] is threading.current_thread()) is not at_once
+    failed = beside(fail, at_once=at_once)
+    with pytest.raises(ValueError, match="no"):
+        failed.result()
+
+
+def test_a_value_that_several_threads_need_is_read_once_and_again_after_an_error() -> None:
+    answers: list[Exception | str] = [ValueError("not yet"), "found"]
+    reads: list[int] = []
+
+    def read() -> str:
+        reads.append(len(reads))
+        answer = answers[len(reads) - 1]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    value = Once(read)
+    with pytest.raises(ValueError, match="not yet"):
+        value.get()
+    assert list(ordered_map(lambda _: value.get(), range(8), 8)) == ["found"] * 8
+    assert len(reads) == 2
 
 
 def test_a_task_that_was_dropped_in_time_is_never_run() -> None:

@@ -18,11 +18,11 @@ import pytest
 import lancewal
 from lancewal.base import BaseTable
 from lancewal.format import encode_record
-from lancewal.maintenance import UpkeepSettings, process_totals
+from lancewal.maintenance import UpkeepSettings
 from lancewal.service import note_duty, read_duties
 from lancewal.service.owners import machine
 from lancewal.shard import ShardManifestStore
-from lancewal.storage import ObjectStore, layout
+from lancewal.storage import ObjectStore, layout, process_totals
 from lancewal.upkeep import Done, Means, Upkeep, Work
 from tests.tables import KEYED, fast, ids, rows, wal_table
 

@@ -14,8 +14,8 @@ import lance
 import pytest
 
 from lancewal.base import BaseTable
-from lancewal.maintenance import UpkeepSettings, at_crash_points, process_totals
-from lancewal.storage import ObjectStore
+from lancewal.maintenance import UpkeepSettings, at_crash_points
+from lancewal.storage import ObjectStore, process_totals
 from lancewal.upkeep import TaskOutcome, Upkeep, Upkeeper, UpkeepTask, Work
 from tests.faults import FaultyStore
 from tests.patience import PATIENCE, wait_until

@@ -332,6 +332,25 @@ def test_memtable_flushes_carry_accounting_into_the_manifest(base: BaseTable) ->
     assert layout.parse_sstable_name(entry.path) == 1
 
 
+def test_a_flush_told_of_fewer_rows_than_it_had_flushed(
+    base: BaseTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were counted only after the wait for them was over."""
+    waiting: list[int] = []
+    with open_writer(base) as writer:
+        count, queue = writer.stats_handle.add, writer._mode._flushes  # type: ignore[union-attr]
+
+        def counted(**amounts: float) -> None:
+            if "memtable_flush_rows" in amounts:
+                waiting.append(len(queue.frozen))
+            count(**amounts)
+
+        monkeypatch.setattr(writer.stats_handle, "add", counted)
+        writer.put(rows(0, 7))
+        assert writer.flush() == 7
+    assert waiting == [1]
+
+
 # --- backpressure -----------------------------------------------------------------------
 
 

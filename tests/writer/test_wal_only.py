@@ -67,6 +67,7 @@ def test_memtable_accessors_say_why_they_are_not_there(base: BaseTable) -> None:
             writer.in_memory_memtable_refs,
             writer.force_seal_active,
             writer.wait_for_flush_drain,
+            writer.flush,
         ):
             with pytest.raises(InvalidInputError, match="WAL-only mode"):
                 accessor()

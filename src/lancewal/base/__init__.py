@@ -23,6 +23,7 @@ from lancewal.base.markers import (
     stored_markers,
     tag,
     tags,
+    unmarked_tags,
 )
 from lancewal.base.table import (
     BaseTable,
@@ -67,5 +68,6 @@ __all__ = [
     "tag",
     "tagged_versions",
     "tags",
+    "unmarked_tags",
     "with_column_metadata",
 ]

@@ -147,6 +147,20 @@ def tags(columns: pa.Schema) -> Mapping[str, tuple[UUID, int]]:
     return found
 
 
+def unmarked_tags(stored: Mapping[UUID, int], columns: pa.Schema) -> dict[UUID, int]:
+    """The shards with a tag above their stored marker: an append whose marker is still to come.
+
+    >>> columns = pa.schema([pa.field("id", pa.int64(), metadata={tag(UUID(int=1), 4): ""})])
+    >>> unmarked_tags({UUID(int=1): 3}, columns), unmarked_tags({UUID(int=1): 4}, columns)
+    ({UUID('00000000-0000-0000-0000-000000000001'): 4}, {})
+    """
+    pending: dict[UUID, int] = {}
+    for shard_id, generation in tags(columns).values():
+        if generation > stored.get(shard_id, 0):
+            pending[shard_id] = max(pending.get(shard_id, 0), generation)
+    return pending
+
+
 def _metadata_keys(columns: pa.Schema) -> Iterator[str]:
     for field in columns:
         for key in field.metadata or ():

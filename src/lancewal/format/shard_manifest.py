@@ -11,8 +11,8 @@ into its own file, where it means nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
@@ -129,6 +129,12 @@ class ShardManifest:
     @cached_property
     def identity(self) -> ShardIdentity:
         return ShardIdentity(self.shard_id, self.shard_spec_id, tuple(sorted(self.field_values.items())))
+
+    def without(self, sstables: Iterable[SsTableEntry]) -> ShardManifest:
+        """The manifest without these SSTables; the manifest itself if it lists none of them."""
+        gone = {(entry.generation, entry.path) for entry in sstables}
+        rest = tuple(entry for entry in self.sstables if (entry.generation, entry.path) not in gone)
+        return self if len(rest) == len(self.sstables) else replace(self, sstables=rest)
 
 
 def encode_manifest(manifest: ShardManifest, write_id: bytes | None = None) -> bytes:

@@ -44,7 +44,6 @@ from lancewal.maintenance.reports import (
     Resource,
     Severity,
     VerifyReport,
-    process_totals,
 )
 from lancewal.maintenance.settings import UpkeepSettings, read_upkeep_settings, store_upkeep_settings
 from lancewal.maintenance.tidy import SMALL_FILE_ROWS, optimize_base, tidy
@@ -88,7 +87,6 @@ __all__ = [
     "list_checkpoints",
     "optimize_base",
     "plan_compaction",
-    "process_totals",
     "read_checkpoints",
     "read_upkeep_settings",
     "repair",

@@ -50,6 +50,7 @@ from lancewal.base import (
     open_base,
     tag,
     tags,
+    unmarked_tags,
     with_column_metadata,
 )
 from lancewal.format import RowSum, SsTableEntry, TableSchema, field_id
@@ -290,22 +291,12 @@ def _stale_tags(base: BaseTable) -> set[str]:
     }
 
 
-def unmarked_tags(base: BaseTable) -> dict[UUID, int]:
-    """The shards with a tag above their marker: an append whose marker is still to come."""
-    stored = base.details.compacted
-    pending: dict[UUID, int] = {}
-    for shard_id, generation in tags(base.schema.columns).values():
-        if generation > stored.get(shard_id, 0):
-            pending[shard_id] = max(pending.get(shard_id, 0), generation)
-    return pending
-
-
 def mark_pending(store: ObjectStore) -> list[UUID]:
     """Commit the markers of appends that were interrupted before step 4; returns their shards."""
 
     def attempt() -> list[UUID]:
         base = open_base(store)
-        pending = unmarked_tags(base)
+        pending = unmarked_tags(base.details.compacted, base.schema.columns)
         if pending:
             _mark_all(base, pending)
         return list(pending)

@@ -35,7 +35,6 @@ from lancewal.format import (
     key_values,
 )
 from lancewal.maintenance.conserved import LogRange, log_ranges
-from lancewal.maintenance.garbage import beside
 from lancewal.maintenance.plan import pending_sstables
 from lancewal.maintenance.reports import Finding, Kind, Severity
 from lancewal.shard import (
@@ -52,7 +51,7 @@ from lancewal.sstable import (
     copy_of,
     held_generation,
 )
-from lancewal.storage import ObjectStore, Task, both, layout, numbered, ordered_map
+from lancewal.storage import ObjectStore, Task, beside, both, layout, numbered, ordered_map
 
 logger = logging.getLogger(__name__)
 
@@ -264,8 +263,9 @@ def _check_sstable(shard: ShardCheck, entry: SsTableEntry) -> None:
         shard.found(Kind.SSTABLE_UNREADABLE, lost, directory, str(error), entry.generation)
         return
     table = SsTable.open(shard.store, shard.shard_id, entry)
-    bloom = beside(shard.store, table.bloom_problem)
-    opening = beside(shard.store, partial(_open_ahead, shard, table))
+    at_once = not shard.store.is_local
+    bloom = beside(table.bloom_problem, at_once=at_once)
+    opening = beside(partial(_open_ahead, shard, table), at_once=at_once)
     try:
         names = {info.path.removeprefix(f"{directory}/") for info in shard.store.list(directory)}
         if not names:
@@ -330,9 +330,8 @@ def _check_content(
         shard.found(Kind.SIDECAR_WRONG, lost, directory, text, entry.generation)
     if not shard.deep or unreadable:
         return
-    reading = beside(
-        shard.store, partial(shard.apart, partial(_check_rows, entry=entry, table=table, lost=lost))
-    )
+    check_rows = partial(shard.apart, partial(_check_rows, entry=entry, table=table, lost=lost))
+    reading = beside(check_rows, at_once=not shard.store.is_local)
     try:
         if shard.base.schema.primary_key:
             _check_keys(shard, entry, table, lost)

@@ -1,4 +1,4 @@
-"""Commits to the base table: their errors, their retries, and the points at which tests kill them.
+"""Commits to the base table: what one merge does, errors, retries, and the points at which tests kill them.
 
 Lance has one class for most of its errors, so the texts of its errors have to be matched. This is
 the only place that does.
@@ -13,8 +13,9 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import islice
 from typing import TypeVar
@@ -22,18 +23,23 @@ from uuid import UUID
 
 import lance
 import pyarrow as pa
+import pyarrow.compute as pc
 from lance.commit import CommitConflictError
 from lance.mem_wal import CompactedSsTable
 
-from lancewal.base import lance_errors, open_base
+from lancewal.base import BaseTable, lance_errors, open_base
 from lancewal.errors import ConflictError, LanceWalError, OutcomeUnknownError, StorageError
-from lancewal.format import no_rows
+from lancewal.format import is_bytes, is_text, no_rows
+from lancewal.predicate import among, column_name, literal
 from lancewal.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+#: Lance joins through an index within a fixed pool of memory, 300 MB by default.
+INDEXED_BYTES = 64 << 20
+_SEPARATOR = ":"
 #: How often Lance itself retries after a conflict, by merging again into the newest version.
 _LANCE_RETRIES = 10
 _LANCE_RETRY_TIMEOUT = timedelta(minutes=10)
@@ -80,6 +86,58 @@ def commit_errors(action: str, *, commits: bool = True) -> Iterator[None]:
         raise
 
 
+@dataclass(frozen=True)
+class Part:
+    """One commit of a merge. It upserts the rows of ``source`` and deletes the ``dead`` keys.
+
+    With ``deletes``, ``source`` holds keys to delete instead. ``is_last`` says that no part comes after it.
+    """
+
+    source: pa.Table
+    dead: Sequence[pa.Array] = ()
+    deletes: bool = False
+    is_last: bool = False
+
+
+def merge(base: BaseTable, part: Part, markers: Mapping[UUID, int], what: str) -> dict[str, int]:
+    """Merge a part into the version ``base``, and set ``markers`` in the same commit.
+
+    Returns Lance's counts of rows. Errors name the merge as ``what``.
+    """
+    if _index_pays(base, part):
+        try:
+            # Lance counts a slice with the memory of the whole array that it was cut from, so copy it.
+            combined = replace(part, source=part.source.combine_chunks())
+            return _merge(base, combined, markers, what, use_index=True)
+        except JoinTooLargeError as error:
+            logger.debug("joined without the index: %s", error)
+    return _merge(base, part, markers, what, use_index=False)
+
+
+def _index_pays(base: BaseTable, part: Part) -> bool:
+    if part.dead or part.source.nbytes > INDEXED_BYTES:
+        return False
+    return base.key_index_pays(part.source.num_rows, replaces=not part.deletes)
+
+
+def _merge(
+    base: BaseTable, part: Part, markers: Mapping[UUID, int], what: str, *, use_index: bool
+) -> dict[str, int]:
+    key = list(base.schema.primary_key)
+    # This clause makes Lance read the whole key column, so it is used only if needed.
+    dead = is_dead(key, part.dead) if part.dead else None
+    builder = marked_merge(base.dataset, key, markers).use_index(use_index)
+    if part.deletes:
+        builder = builder.when_matched_delete()
+    else:
+        builder = builder.when_matched_update_all().when_not_matched_insert_all()
+    if dead is not None:
+        builder = builder.when_not_matched_by_source_delete(dead)
+    with commit_errors(f"commit the {what}"):
+        stats: dict[str, int] = builder.execute(part.source)
+    return stats
+
+
 def marked_merge(
     dataset: lance.LanceDataset, columns: list[str], markers: Mapping[UUID, int]
 ) -> lance.dataset.MergeInsertBuilder:
@@ -87,6 +145,44 @@ def marked_merge(
     builder = dataset.merge_insert(columns)
     builder = builder.conflict_retries(_LANCE_RETRIES).retry_timeout(_LANCE_RETRY_TIMEOUT)
     return builder.mark_sstables_as_compacted([CompactedSsTable(str(k), v) for k, v in markers.items()])
+
+
+def is_dead(names: Sequence[str], columns: Sequence[pa.Array]) -> str:
+    """The condition, in Lance's SQL, that a row has one of the keys in ``columns``, which are not empty.
+
+    One column becomes a list of its values. Lance has no list of tuples for several columns, and
+    alternatives joined by OR cost it a quarter of a millisecond each. So the columns are joined to one text
+    per row, with an encoding that differs for different keys, and compared with a list of these texts.
+
+    >>> is_dead(["id"], [pa.array([1, 2])])
+    '`id` IN (1, 2)'
+    >>> is_dead(["a", "b"], [pa.array([1]), pa.array(["x:y"])])
+    "concat(cast(`a` as string), ':', cast(octet_length(`b`) as string), ':', `b`, ':') IN ('1:3:x:y:')"
+    """
+    if len(names) == 1:
+        return among(names[0], columns[0])
+    expression = ", ".join(_sql_parts(name, column.type) for name, column in zip(names, columns, strict=True))
+    parts = [part for column in columns for part in _text_parts(column)]
+    texts = pc.binary_join_element_wise(*parts, "", _SEPARATOR)
+    return f"concat({expression}) IN ({', '.join(map(literal, texts))})"
+
+
+def _sql_parts(name: str, type_: pa.DataType) -> str:
+    column = column_name(name)
+    if is_text(type_):
+        return f"cast(octet_length({column}) as string), '{_SEPARATOR}', {column}, '{_SEPARATOR}'"
+    if is_bytes(type_):
+        return f"encode({column}, 'hex'), '{_SEPARATOR}'"
+    return f"cast({column} as string), '{_SEPARATOR}'"
+
+
+def _text_parts(column: pa.Array) -> list[pa.Array]:
+    """The texts that the SQL of :func:`_sql_parts` computes, each without the separator after it."""
+    if is_text(column.type):
+        return [pc.binary_length(column).cast(pa.string()), column.cast(pa.string())]
+    if is_bytes(column.type):
+        return [pa.array([value.hex() for value in column.to_pylist()], pa.string())]
+    return [column.cast(pa.string())]
 
 
 def commit_markers(dataset: lance.LanceDataset, markers: Mapping[UUID, int]) -> None:

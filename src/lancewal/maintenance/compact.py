@@ -11,27 +11,49 @@ import copy
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from uuid import UUID
 
-from lancewal.base import BaseTable, open_base, store_column_history
+import lance
+
+from lancewal.base import BaseTable, open_base, store_column_history, tagged_versions
 from lancewal.errors import LanceWalError, PartialWriteError
+from lancewal.format import ShardManifest
 from lancewal.maintenance.append_only import AppendOnlyCompaction, mark_pending, remove_tags
-from lancewal.maintenance.garbage import Pruning
+from lancewal.maintenance.checkpoints import NeededFiles
+from lancewal.maintenance.garbage import ShardGarbage, prune_manifest_entries
 from lancewal.maintenance.keyed import KeyedCompaction
+from lancewal.maintenance.needs import Looks, Needs, Retention, StoredLooks
 from lancewal.maintenance.plan import DEFAULT_COMMIT_BYTES, CompactionPlan, Pack, planned
 from lancewal.maintenance.reports import (
     PACK_SUMS,
     CompactionReport,
+    GcReport,
     PackReport,
     ProgressCallback,
     ShardReport,
 )
 from lancewal.maintenance.tidy import open_indexes, optimize_base, tidy
-from lancewal.shard import discover_manifests, read_manifests
-from lancewal.storage import ObjectStore, Task, boot_time, both, in_thread
+from lancewal.publish import Unsettled
+from lancewal.shard import ShardManifestStore, discover_manifests, read_manifests, shard_files
+from lancewal.sstable import copy_of
+from lancewal.storage import (
+    ObjectStore,
+    Once,
+    Task,
+    boot_time,
+    both,
+    host_clock,
+    in_thread,
+    ordered_map,
+    sync_file_system,
+)
 
 logger = logging.getLogger(__name__)
+
+#: How many manifests are pruned in parallel on remote storage.
+_SHARDS_AT_ONCE = 64
 
 
 def compact(
@@ -105,11 +127,9 @@ def compact(
             )
         else:
             newest = base if base is not None and not report.commits else open_base(store)
-        if not aside:
-            store_column_history(store, newest.version)
         if stop():
             optimize_indexes = compact_files = False
-        _finish(store, newest, report, pruning, optimize_indexes, compact_files)
+        _finish(store, newest, report, pruning, optimize_indexes, compact_files, with_history=not aside)
     except LanceWalError as error:
         if not done.failed:
             raise
@@ -174,8 +194,14 @@ def _finish(
     pruning: Pruning,
     optimize_indexes: bool,
     compact_files: bool | None,
+    with_history: bool = True,
 ) -> None:
-    """Tidy the indexes and files of the newest version, ``base``, and prune the shards' manifests."""
+    """Tidy the indexes and files of the newest version, ``base``, and prune the shards' manifests.
+
+    ``with_history`` stores the history of the columns first; otherwise that is done already.
+    """
+    if with_history:
+        store_column_history(store, base.version)
     if compact_files:
         shaped = optimize_base(store, indexes=optimize_indexes)
         base = open_base(store)
@@ -205,6 +231,86 @@ def finish_compaction(
         mark_pending(store)
         remove_tags(store)
         base = open_base(store)
-    store_column_history(store, base.version)
     pruning = Pruning(store, manifests, read_after)
     _finish(store, base, CompactionReport(store.uri), pruning, optimize_indexes, compact_files)
+
+
+class Pruning:
+    """Removes compacted SSTables that nobody else needs from the shards' manifests, after a compaction.
+
+    Otherwise only markers say that a listed generation is compacted. If the MemWAL index is dropped, the
+    markers are gone, and the generation's rows would hide newer rows of the base table. The directories stay
+    until garbage collection.
+
+    ``manifests`` are those that the compaction read, after the time ``read_after``. Entries are removed by
+    name from the newest manifests. Everything except the base table's tags may be read in parallel with the
+    merge. Not thread-safe.
+    """
+
+    def __init__(self, store: ObjectStore, manifests: Sequence[ShardManifest], read_after: float) -> None:
+        self._store = store
+        self._manifests = manifests
+        self._read_after = read_after
+        self._workers = 1 if store.is_local else max(1, min(len(manifests), _SHARDS_AT_ONCE))
+        self._looks: dict[UUID, StoredLooks] = {}
+        self._unsettled = Once(partial(Unsettled.read, store))
+        self._tags: Mapping[str, int] | None = None
+
+    def read_ahead(self) -> None:
+        """Read what may be as old as the manifests: unsettled transactions, looks, and the copy record."""
+        calls: list[Callable[[], object]] = []
+        if self._manifests:
+            calls = [self._unsettled.get, self._read_looks, partial(copy_of, self._store)]
+        for _ in ordered_map(lambda call: call(), calls, len(calls)):
+            pass
+
+    def _read_looks(self) -> None:
+        shards = [manifest.shard_id for manifest in self._manifests]
+        read = ordered_map(partial(StoredLooks.read, self._store), shards, self._workers)
+        self._looks = dict(zip(shards, read, strict=True))
+
+    def read_tags(self, dataset: lance.LanceDataset) -> None:
+        """Read the tags. Call it after the commit: a version tagged before does not hold the new rows."""
+        if self._manifests:
+            self._tags = tagged_versions(dataset)
+
+    def prune(self, base: BaseTable) -> None:
+        """Prune the manifests. A failure is only logged, because garbage collection does the same later."""
+        if not self._manifests:
+            return
+        try:
+            # Once no manifest lists the SSTables, a power cut must not lose the rows in the base table.
+            sync_file_system(self._store)
+            needs = Needs(base, self._store, datetime.now(UTC), tags=self._tags)
+            for _ in ordered_map(partial(self._prune_shard, needs), self._manifests, self._workers):
+                pass
+        except LanceWalError as error:
+            logger.warning("compacted generations are still listed: %s", error)
+
+    def _prune_shard(self, needs: Needs, manifest: ShardManifest) -> None:
+        store, shard_id = self._store, manifest.shard_id
+        manifests = ShardManifestStore(store, shard_id)
+        manifests.assume(manifest, self._read_after)
+        # The files are listed for their times, which matter only if base versions are tagged.
+        infos = shard_files(store, shard_id) if needs.has_tags() else ()
+        stored = self._looks.get(shard_id) or StoredLooks.read(store, shard_id)
+        looks = Looks.of_shard(stored, manifest, needs.base, host_clock())
+        # Never read here: a checkpoint has its own copy of the manifests.
+        checkpoints = Once(partial(NeededFiles.read, store, needs.now, dry_run=True))
+        shard = ShardGarbage(
+            store,
+            manifests,
+            manifest,
+            infos,
+            needs,
+            looks,
+            checkpoints,
+            self._unsettled,
+            Retention(),
+            GcReport(needs.base.uri),
+        )
+        both(
+            partial(prune_manifest_entries, shard),
+            partial(looks.record, store, None),
+            at_once=not store.is_local,
+        )

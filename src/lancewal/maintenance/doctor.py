@@ -121,4 +121,4 @@ def _clean_up(store: ObjectStore, directory: str) -> None:
     try:
         store.delete_prefix(directory)
     except LanceWalError:
-        return  # said by the check that could not delete
+        return  # the check that could not delete the object has reported it

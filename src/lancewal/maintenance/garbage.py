@@ -6,119 +6,63 @@ Every step leaves a consistent state, even if a store carries out only a part of
 from __future__ import annotations
 
 import logging
-import threading
 from bisect import bisect_right
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime, timedelta
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 from functools import cached_property, partial
-from typing import Generic, TypeVar
-from uuid import UUID
 
-import lance
-
-from lancewal.base import BaseTable, tagged_versions
-from lancewal.errors import DifferentHistoryError, LanceWalError
+from lancewal.errors import DifferentHistoryError
 from lancewal.format import ShardManifest, SsTableEntry
 from lancewal.maintenance.checkpoints import NeededFiles
 from lancewal.maintenance.commits import crash_point
-from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLooks
+from lancewal.maintenance.needs import Looks, Needs, Retention
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
 from lancewal.publish import Unsettled
-from lancewal.shard import ShardManifestStore, shard_files
+from lancewal.shard import ShardManifestStore
 from lancewal.sstable import copy_of, held_generation
 from lancewal.storage import (
     DELETED_AT_ONCE,
-    HostClock,
     ObjectInfo,
     ObjectStore,
+    Once,
     Shelf,
-    Task,
-    both,
-    host_clock,
-    in_thread,
     layout,
     numbered,
     ordered_map,
-    sync_file_system,
 )
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 #: How many versions of a manifest are read ahead, before it is known that they are needed.
 _VERSIONS_AHEAD = 8
 #: How many versions of a manifest one request deletes. More would not be safe: see
 #: :func:`collect_manifest_versions`.
 _VERSIONS_AT_ONCE = 2
-#: How many manifests are pruned in parallel on remote storage.
-_SHARDS_AT_ONCE = 64
 
 #: By store and version of a manifest: the SSTables that it names, with their generations.
 _named: Shelf[Hashable, Mapping[str, int]] = Shelf()
 
 
-def beside(store: ObjectStore, call: Callable[[], T]) -> Task[T]:
-    """Make a call in another thread; on local storage, make it now in this thread."""
-    if not store.is_local:
-        return in_thread(call, "lancewal-io")
-    task = Task(call)
-    task.run()
-    return task
-
-
-class Once(Generic[T]):
-    """A value that several shards need. The first one that asks reads it, and the others wait for it."""
-
-    def __init__(self, read: Callable[[], T]) -> None:
-        self._read = read
-        self._lock = threading.Lock()
-        self._value: T | None = None
-
-    def get(self) -> T:
-        with self._lock:
-            if self._value is None:
-                self._value = self._read()
-            return self._value
-
-
-@dataclass(frozen=True)
-class ShardState:
-    """A shard by one listing and the newest manifest in it; ``manifest`` is ``None`` if there is none.
-
-    The listing comes first. A file that is written between the two is not in the listing, even if the
-    manifest names it, so it is not taken for garbage.
-    """
-
-    shard_id: UUID
-    infos: Sequence[ObjectInfo]
-    manifest: ShardManifest | None
-    looks: StoredLooks
-
-    @classmethod
-    def read(cls, store: ObjectStore, shard_id: UUID) -> ShardState:
-        looks = beside(store, partial(StoredLooks.read, store, shard_id))
-        infos = shard_files(store, shard_id)
-        manifest = ShardManifestStore(store, shard_id).read_listed(infos)
-        return cls(shard_id, infos, manifest, looks.result())
-
-
 @dataclass
 class ShardGarbage:
-    """One shard during one collection: the state that the collectors of all resources share."""
+    """One shard during one collection: the state that the collectors of all resources share.
+
+    ``infos`` are the shard's files, listed before ``manifest`` was read.
+    """
 
     store: ObjectStore
-    state: ShardState
+    manifests: ShardManifestStore
+    manifest: ShardManifest
+    infos: Sequence[ObjectInfo]
     needs: Needs
+    looks: Looks
     checkpoints: Once[NeededFiles]
     unsettled: Once[Unsettled]
     retention: Retention
-    now: datetime
-    clock: HostClock
     report: GcReport
     #: How many requests this shard may have in flight.
-    workers: int
+    workers: int = 1
     #: SSTables whose manifest entries this collection pruned, or would prune: path, generation.
     pruned: dict[str, int] = field(default_factory=dict)
     #: WAL positions that this collection deleted, or would delete.
@@ -126,14 +70,8 @@ class ShardGarbage:
     _once_listed: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        assert self.state.manifest is not None
-        self.manifest: ShardManifest = self.state.manifest
         self.shard_id = self.manifest.shard_id
         self.dry_run = self.report.dry_run
-        self.manifests = ShardManifestStore(self.store, self.shard_id)
-        covered = self.manifest.replay_after_wal_entry_position
-        extent = Extent(covered, self.manifest.version, self.needs.stored_marker(self.shard_id))
-        self.looks = Looks(self.state.looks, extent, self.clock)
 
     @cached_property
     def marker(self) -> int:
@@ -142,9 +80,10 @@ class ShardGarbage:
         Never above the stored marker: a generation that only a tag covers counts as not compacted yet. The
         markers of a copied table are not about the generations of the copy, so those stay.
         """
-        marker = self.needs.stored_marker(self.shard_id)
+        base = self.needs.base
+        marker = base.details.compacted.get(self.shard_id, 0)
         try:
-            return min(marker, held_generation(self.needs.base, self.store, self.manifest)) if marker else 0
+            return min(marker, held_generation(base, self.store, self.manifest)) if marker else 0
         except DifferentHistoryError as error:
             logger.warning("nothing of the shard counts as compacted: %s", error)
             return 0
@@ -152,12 +91,12 @@ class ShardGarbage:
     @cached_property
     def wal_infos(self) -> dict[int, ObjectInfo]:
         """The WAL's entries by position, ascending."""
-        return numbered(self.state.infos, layout.wal_dir(self.shard_id), layout.parse_wal_name)
+        return numbered(self.infos, layout.wal_dir(self.shard_id), layout.parse_wal_name)
 
     @cached_property
     def manifest_infos(self) -> dict[int, ObjectInfo]:
         """The versions of the manifest, ascending, without the one that this collection's pruning made."""
-        return numbered(self.state.infos, layout.manifest_dir(self.shard_id), layout.parse_manifest_name)
+        return numbered(self.infos, layout.manifest_dir(self.shard_id), layout.parse_manifest_name)
 
     @cached_property
     def _by_directory(self) -> dict[str, list[ObjectInfo]]:
@@ -166,7 +105,7 @@ class ShardGarbage:
         # Local disks may have empty directories; remote stores have none.
         present = self.store.list_directories(shard) if self.store.is_local else []
         found: dict[str, list[ObjectInfo]] = {name: [] for name in present}
-        for info in self.state.infos:
+        for info in self.infos:
             name, below, _ = info.path[len(shard) + 1 :].partition("/")
             if below or name in found:
                 found.setdefault(name, []).append(info)
@@ -223,7 +162,7 @@ class ShardGarbage:
 
     def is_old(self, modified: datetime, age: timedelta) -> bool:
         """Whether a timestamp is old enough; a deletion also needs an old enough look (see ``looks``)."""
-        return self.now - modified >= age
+        return self.needs.now - modified >= age
 
     def needed(self, generation: int, age: timedelta, path: str) -> str | None:
         """Why the SSTable of a compacted generation has to stay; ``None`` if it need not."""
@@ -251,16 +190,10 @@ def prune_manifest_entries(shard: ShardGarbage) -> None:
     if not shard.dry_run:
         # A job that is rerun finds its earlier run by these entries, so record them first.
         shard.unsettled.get().preserve(shard.shard_id, sstables=shard.pruned.keys())
-        gone = {(entry.generation, entry.path) for entry in prunable}
-
-        def without(manifest: ShardManifest) -> ShardManifest:
-            rest = tuple(e for e in manifest.sstables if (e.generation, e.path) not in gone)
-            return manifest if len(rest) == len(manifest.sstables) else replace(manifest, sstables=rest)
-
-        shard.manifest = shard.manifests.commit_update(None, without)
+        shard.manifest = shard.manifests.commit_update(None, lambda manifest: manifest.without(prunable))
         crash_point("collect: manifest entries are pruned")
-    for path in shard.pruned:
-        shard.report.collected.append(Collected(Resource.MANIFEST_ENTRIES, shard.shard_id, path))
+    pruned = (Collected(Resource.MANIFEST_ENTRIES, shard.shard_id, path) for path in shard.pruned)
+    shard.report.collected.extend(pruned)
 
 
 def _entry_stays(shard: ShardGarbage, entry: SsTableEntry) -> bool:
@@ -272,88 +205,6 @@ def _entry_stays(shard: ShardGarbage, entry: SsTableEntry) -> bool:
     if reason is not None:
         shard.kept(Resource.MANIFEST_ENTRIES, entry.path, reason)
     return reason is not None
-
-
-class Pruning:
-    """Removes compacted SSTables that nobody else needs from the shards' manifests, after a compaction.
-
-    Otherwise only markers say that a listed generation is compacted. If the MemWAL index is dropped, the
-    markers are gone, and the generation's rows would hide newer rows of the base table. The directories stay
-    until garbage collection.
-
-    ``manifests`` are those that the compaction read, after the time ``read_after``. Entries are removed by
-    name from the newest manifests. Everything except the base table's tags may be read in parallel with the
-    merge. Not thread-safe.
-    """
-
-    def __init__(self, store: ObjectStore, manifests: Sequence[ShardManifest], read_after: float) -> None:
-        self._store = store
-        self._manifests = manifests
-        self._read_after = read_after
-        self._workers = 1 if store.is_local else max(1, min(len(manifests), _SHARDS_AT_ONCE))
-        self._looks: Sequence[StoredLooks] = ()
-        self._unsettled = Once(partial(Unsettled.read, store))
-        self._tags: Mapping[str, int] | None = None
-
-    def read_ahead(self) -> None:
-        """Read what may be as old as the manifests: unsettled transactions, looks, and the copy record."""
-        calls: list[Callable[[], object]] = []
-        if self._manifests:
-            calls = [self._unsettled.get, self._read_looks, partial(copy_of, self._store)]
-        for _ in ordered_map(lambda call: call(), calls, len(calls)):
-            pass
-
-    def read_tags(self, dataset: lance.LanceDataset) -> None:
-        """Read the tags. Call it after the commit: a version tagged before does not hold the new rows."""
-        if self._manifests:
-            self._tags = tagged_versions(dataset)
-
-    def prune(self, base: BaseTable) -> None:
-        """Prune the manifests. A failure is only logged, because garbage collection does the same later."""
-        if not self._manifests:
-            return
-        try:
-            # Once no manifest lists the SSTables, a power cut must not lose the rows in the base table.
-            sync_file_system(self._store)
-            if not self._looks:
-                self._read_looks()
-            needs = Needs(base, self._store, datetime.now(UTC), tags=self._tags)
-            each = partial(self._prune_shard, needs)
-            for _ in ordered_map(each, range(len(self._manifests)), self._workers):
-                pass
-        except LanceWalError as error:
-            logger.warning("compacted generations are still listed: %s", error)
-
-    def _read_looks(self) -> None:
-        read = partial(StoredLooks.read, self._store)
-        self._looks = list(ordered_map(read, [m.shard_id for m in self._manifests], self._workers))
-
-    def _prune_shard(self, needs: Needs, place: int) -> None:
-        manifest, store = self._manifests[place], self._store
-        # The files are listed for their times, which matter only if base versions are tagged.
-        infos = shard_files(store, manifest.shard_id) if needs.has_tags() else ()
-        state = ShardState(manifest.shard_id, infos, manifest, self._looks[place])
-        report = GcReport(needs.base.uri)
-        # Never read here: a checkpoint has its own copy of the manifests.
-        checkpoints = Once(partial(NeededFiles.read, store, needs.now, dry_run=True))
-        shard = ShardGarbage(
-            store,
-            state,
-            needs,
-            checkpoints,
-            self._unsettled,
-            Retention(),
-            needs.now,
-            host_clock(),
-            report,
-            1,
-        )
-        shard.manifests.assume(manifest, self._read_after)
-        both(
-            partial(prune_manifest_entries, shard),
-            partial(shard.looks.record, store, None),
-            at_once=not store.is_local,
-        )
 
 
 def collect_manifest_versions(shard: ShardGarbage) -> None:

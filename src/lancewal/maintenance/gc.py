@@ -16,14 +16,12 @@ from uuid import UUID
 
 from lancewal.base import BaseTable, open_base
 from lancewal.errors import InvalidInputError, StorageError
+from lancewal.format import ShardManifest
 from lancewal.maintenance.checkpoints import NeededFiles, drop_left_tags
 from lancewal.maintenance.commits import crash_point
 from lancewal.maintenance.directories import collect_sstables, dead_directories
 from lancewal.maintenance.garbage import (
-    Once,
     ShardGarbage,
-    ShardState,
-    beside,
     collect_manifest_versions,
     collect_wal_entries,
     prune_manifest_entries,
@@ -31,12 +29,14 @@ from lancewal.maintenance.garbage import (
 from lancewal.maintenance.needs import Extent, Looks, Needs, Retention, StoredLooks, content, waits
 from lancewal.maintenance.reports import Collected, GcReport, Kept, Resource
 from lancewal.publish import Unsettled
-from lancewal.shard import listed_shards
+from lancewal.shard import ShardManifestStore, listed_shards, shard_files
 from lancewal.storage import (
     MIN_DELETION_AGE,
     HostClock,
     ObjectInfo,
     ObjectStore,
+    Once,
+    beside,
     host_clock,
     in_thread,
     layout,
@@ -80,21 +80,21 @@ def collect_garbage(
         raise InvalidInputError(f"retention must be a Retention, not {retention!r}")
     wanted = _chosen(resources)
     started = time.perf_counter()
+    at_once = not store.is_local
     stamp = None
-    if not store.is_local:
+    if at_once:
         stamp = in_thread(partial(_storage_time, store, now, dry_run=dry_run), "lancewal-io")
-    named = beside(store, partial(_shard_ids, store, shards))
+    named = beside(partial(_shard_ids, store, shards), at_once=at_once)
     # First read the state that the decisions rest on, the base table before the shards. Then make it durable,
     # because what it replaces is deleted.
     base = base or open_base(store)
     shard_ids = named.result()
     workers = 1 if store.is_local else max(1, min(len(shard_ids), _AT_ONCE))
     each_has = 1 if store.is_local else _AT_ONCE // workers
-    states = [
-        each for each in ordered_map(partial(ShardState.read, store), shard_ids, workers) if each.manifest
-    ]
+    read = ordered_map(partial(_Shard.read, store), shard_ids, workers)
+    states = [each for each in read if each is not None]
     if shards is not None and len(states) < len(shard_ids):
-        absent = sorted(set(shard_ids) - {state.shard_id for state in states})
+        absent = sorted(set(shard_ids) - {state.manifest.shard_id for state in states})
         raise InvalidInputError(f"there is no shard {', '.join(map(str, absent))} in {store.uri}")
     if not dry_run:
         sync_file_system(store)
@@ -105,25 +105,26 @@ def collect_garbage(
     # states count as garbage.
     checkpoints = Once(partial(NeededFiles.read, store, time_now, dry_run=dry_run))
     if wanted & _WITH_ROWS:
-        beside(store, checkpoints.get)
+        beside(checkpoints.get, at_once=at_once)
     unsettled = Once(partial(Unsettled.read, store))
     left_tags = None
     if Resource.STAGING_FILES in wanted and not dry_run:
-        left_tags = beside(store, partial(drop_left_tags, store, base.dataset))
+        left_tags = beside(partial(drop_left_tags, store, base.dataset), at_once=at_once)
     crash_point("collect: nothing is deleted yet")
 
-    def collect(state: ShardState) -> tuple[GcReport, Exception | None]:
+    def collect(state: _Shard) -> tuple[GcReport, Exception | None]:
         part = GcReport(base.uri, dry_run)
         try:
             shard = ShardGarbage(
                 store,
-                state,
+                ShardManifestStore(store, state.manifest.shard_id),
+                state.manifest,
+                state.infos,
                 needs,
+                Looks.of_shard(state.looks, state.manifest, base, clock),
                 checkpoints,
                 unsettled,
                 retention,
-                time_now,
-                clock,
                 part,
                 each_has,
             )
@@ -139,7 +140,7 @@ def collect_garbage(
         report.kept += part.kept
         if error is not None:
             failures.append(error)
-            logger.info("garbage collection of shard %s failed: %s", state.shard_id, error)
+            logger.info("garbage collection of shard %s failed: %s", state.manifest.shard_id, error)
     if failures:
         # Raised only after all other shards: one broken shard must not let the garbage of others pile up.
         raise failures[0]
@@ -165,6 +166,27 @@ def _chosen(resources: Iterable[Resource | str] | None) -> frozenset[Resource]:
     except ValueError:
         known = ", ".join(Resource)
         raise InvalidInputError(f"unknown resource in {list(resources)!r}; there are: {known}") from None
+
+
+class _Shard(NamedTuple):
+    """A shard by one listing, and the newest manifest in it.
+
+    The listing comes first. A file that is written between the two is not in the listing, even if the
+    manifest names it, so it is not taken for garbage.
+    """
+
+    infos: Sequence[ObjectInfo]
+    manifest: ShardManifest
+    looks: StoredLooks
+
+    @classmethod
+    def read(cls, store: ObjectStore, shard_id: UUID) -> _Shard | None:
+        """``None`` if the shard has no manifest."""
+        looks = beside(partial(StoredLooks.read, store, shard_id), at_once=not store.is_local)
+        infos = shard_files(store, shard_id)
+        manifest = ShardManifestStore(store, shard_id).read_listed(infos)
+        stored = looks.result()
+        return None if manifest is None else cls(infos, manifest, stored)
 
 
 class _Clock(NamedTuple):
@@ -223,7 +245,7 @@ def _collect_shard(shard: ShardGarbage, wanted: frozenset[Resource]) -> None:
             record()
         except StorageError as error:
             recorded = False
-            logger.info("no look at shard %s is recorded yet: %s", shard.state.shard_id, error)
+            logger.info("no look at shard %s is recorded yet: %s", shard.shard_id, error)
     if Resource.MANIFEST_ENTRIES in wanted:
         prune_manifest_entries(shard)
     # Before the SSTables, because a deleted entry keeps no SSTable alive.

@@ -30,39 +30,37 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from uuid import UUID
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from lancewal.base import BaseTable, fence_id, open_base, parts_id
 from lancewal.errors import LanceWalError
-from lancewal.format import SsTableEntry, TableSchema, is_bytes, is_text, superseded
+from lancewal.format import SsTableEntry, TableSchema, superseded
 from lancewal.maintenance.commits import (
+    INDEXED_BYTES,
     AlreadyCompactedError,
-    JoinTooLargeError,
     LostRaceError,
-    commit_errors,
+    Part,
     crash_point,
-    marked_merge,
+    merge,
     until_won,
 )
-from lancewal.maintenance.newest import Generations, NewestRows, UnreadableError, read_shards
+from lancewal.maintenance.newest import (
+    Generations,
+    NewestRows,
+    UnreadableError,
+    chunks,
+    joined_rows,
+    read_shards,
+)
 from lancewal.maintenance.plan import ShardPlan
 from lancewal.maintenance.reports import PackReport, Progress, ProgressCallback, ShardReport
-from lancewal.predicate import among, column_name, literal
 from lancewal.storage import ObjectStore
 
 logger = logging.getLogger(__name__)
 
-_SEPARATOR = ":"
-#: Batches below this size are put together.
-_SMALL_PIECE_BYTES = 64 << 10
-_JOINED_BYTES = 4 << 20
-#: Lance joins through an index within a fixed pool of memory, 300 MB by default.
-_INDEXED_BYTES = 64 << 20
 #: The most deleted keys that go into the rows' commit as a condition. More are faster in their own commit.
 _MOST_LISTED = 4096
 #: About how much memory Lance needs for a key in a condition.
@@ -209,28 +207,29 @@ class KeyedCompaction:
                 raised |= markers
             elif commits == 1:
                 raised |= _announced(base, markers)
-            changed.update(self._commit(base, part, raised))
+            changed.update(merge(base, part, raised, _name(self._report.shards)))
             self._report.commits += 1
             if not part.is_last:
                 crash_point("merge: a part of the rows is committed")
         crash_point("merge: rows and marker are committed")
-        self._report.rows_inserted += changed["num_inserted_rows"]
-        self._report.rows_updated += changed["num_updated_rows"]
-        self._report.rows_deleted += changed["num_deleted_rows"]
+        inserted, updated = changed["num_inserted_rows"], changed["num_updated_rows"]
+        deleted = changed["num_deleted_rows"]
+        merged = PackReport(rows_inserted=inserted, rows_updated=updated, rows_deleted=deleted)
         alone = len(shards) == 1
         for shard_id, rows in shards.items():
-            done = ShardReport(
+            merged.shards[shard_id] = ShardReport(
                 shard_id,
                 generations=[table.generation for table in rows.sstables],
                 rows_in=rows.rows_in,
                 rows_upserted=rows.num_rows,
-                rows_inserted=changed["num_inserted_rows"] if alone else None,
-                rows_updated=changed["num_updated_rows"] if alone else None,
-                rows_deleted=changed["num_deleted_rows"] if alone else None,
+                rows_inserted=inserted if alone else None,
+                rows_updated=updated if alone else None,
+                rows_deleted=deleted if alone else None,
                 num_bytes=sizes[shard_id],
                 commits=commits,
             )
-            self._report.shards[shard_id].add(done)
+        self._report.add(merged)
+        for shard_id, rows in shards.items():
             self._tell(rows, markers[shard_id])
 
     def _tell(self, rows: NewestRows, through: int) -> None:
@@ -249,7 +248,7 @@ class KeyedCompaction:
 
     def _divided(
         self, shards: Mapping[UUID, NewestRows], base: BaseTable, sizes: Counter[UUID]
-    ) -> Iterator[_Part]:
+    ) -> Iterator[Part]:
         """The part for each commit, deleted keys before rows; at least one part, which may be empty.
 
         ``sizes`` counts the bytes of each shard's rows.
@@ -263,46 +262,19 @@ class KeyedCompaction:
         limit = self._limit
         keys = _key_table(dead, base.schema)
         if not num_rows and num_dead:
-            for source, is_last in _chunks(keys.to_batches(), keys.schema, min(limit, _INDEXED_BYTES)):
-                yield _Part(source, deletes=True, is_last=is_last)
+            for source, is_last in chunks(keys.to_batches(), keys.schema, min(limit, INDEXED_BYTES)):
+                yield Part(source, deletes=True, is_last=is_last)
             return
         listed = num_dead <= min(_MOST_LISTED, limit // _LISTED_KEY_BYTES)
         if num_dead and base.key_index_pays(num_dead + num_rows, replaces=True):
             # A condition makes Lance read the whole key column. Using the BTree is worth an extra commit.
             listed = False
         if not listed:
-            for source, _ in _chunks(keys.to_batches(), keys.schema, min(limit, _INDEXED_BYTES)):
-                yield _Part(source, deletes=True)
-        batches = _joined(_counted(shards, sizes))
-        for source, is_last in _chunks(batches, base.schema.plain, limit):
-            yield _Part(source, dead=dead if listed and is_last else (), is_last=is_last)
-
-    def _commit(self, base: BaseTable, part: _Part, markers: Mapping[UUID, int]) -> dict[str, int]:
-        if _index_pays(base, part):
-            try:
-                # Lance counts a slice with the memory of the whole array that it was cut from, so copy it.
-                combined = replace(part, source=part.source.combine_chunks())
-                return self._execute(base, combined, markers, use_index=True)
-            except JoinTooLargeError as error:
-                logger.debug("joined without the index: %s", error)
-        return self._execute(base, part, markers, use_index=False)
-
-    def _execute(
-        self, base: BaseTable, part: _Part, markers: Mapping[UUID, int], use_index: bool
-    ) -> dict[str, int]:
-        key = list(base.schema.primary_key)
-        # This clause makes Lance read the whole key column, so it is used only if needed.
-        dead = is_dead(key, part.dead) if part.dead else None
-        builder = marked_merge(base.dataset, key, markers).use_index(use_index)
-        if part.deletes:
-            builder = builder.when_matched_delete()
-        else:
-            builder = builder.when_matched_update_all().when_not_matched_insert_all()
-        if dead is not None:
-            builder = builder.when_not_matched_by_source_delete(dead)
-        with commit_errors(f"commit the {_name(self._report.shards)}"):
-            stats: dict[str, int] = builder.execute(part.source)
-        return stats
+            for source, _ in chunks(keys.to_batches(), keys.schema, min(limit, INDEXED_BYTES)):
+                yield Part(source, deletes=True)
+        batches = joined_rows(shards, sizes)
+        for source, is_last in chunks(batches, base.schema.plain, limit):
+            yield Part(source, dead=dead if listed and is_last else (), is_last=is_last)
 
     def _lost(self, shards: Iterable[UUID], races: int) -> None:
         self._report.retries += races
@@ -357,109 +329,7 @@ def _has_other_columns(newest: BaseTable, base: BaseTable) -> bool:
     return not same or bool(newest.schema.replaced_since(base.version))
 
 
-@dataclass(frozen=True)
-class _Part:
-    """One commit. It upserts the rows of ``source`` and deletes the ``dead`` keys.
-
-    With ``deletes``, ``source`` holds keys to delete instead.
-    """
-
-    source: pa.Table
-    dead: Sequence[pa.Array] = ()
-    deletes: bool = False
-    is_last: bool = False
-
-
 def _key_table(keys: Sequence[pa.Array], schema: TableSchema) -> pa.Table:
     """A table of keys that has only the key columns."""
     columns = pa.schema([schema.plain.field(name) for name in schema.primary_key])
     return pa.Table.from_arrays(list(keys), schema=columns) if keys else columns.empty_table()
-
-
-def _counted(shards: Mapping[UUID, NewestRows], sizes: Counter[UUID]) -> Iterator[pa.RecordBatch]:
-    for shard_id, rows in shards.items():
-        for batch in rows.batches():
-            sizes[shard_id] += batch.nbytes
-            yield batch
-
-
-def _joined(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows with small batches put together, because a merge has a cost per batch."""
-    small: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        if batch.nbytes < _SMALL_PIECE_BYTES:
-            small.append(batch)
-            size += batch.nbytes
-        if small and (batch.nbytes >= _SMALL_PIECE_BYTES or size > _JOINED_BYTES):
-            yield pa.concat_batches(small)
-            small, size = [], 0
-        if batch.nbytes >= _SMALL_PIECE_BYTES:
-            yield batch
-    if small:
-        yield pa.concat_batches(small)
-
-
-def _chunks(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, limit: int
-) -> Iterator[tuple[pa.Table, bool]]:
-    """The rows as tables of about ``limit`` bytes, each with whether it is the last.
-
-    There is at least one table, which may be empty.
-    """
-    chunk: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        rows = max(1, min(batch.num_rows, limit * batch.num_rows // max(batch.nbytes, 1)))
-        for start in range(0, batch.num_rows, rows):
-            piece = batch.slice(start, rows)
-            if chunk and size + piece.nbytes > limit:
-                yield pa.Table.from_batches(chunk, schema), False
-                chunk, size = [], 0
-            chunk.append(piece)
-            size += piece.nbytes
-    yield pa.Table.from_batches(chunk, schema), True
-
-
-def _index_pays(base: BaseTable, part: _Part) -> bool:
-    if part.dead or part.source.nbytes > _INDEXED_BYTES:
-        return False
-    return base.key_index_pays(part.source.num_rows, replaces=not part.deletes)
-
-
-def is_dead(names: Sequence[str], columns: Sequence[pa.Array]) -> str:
-    """The condition, in Lance's SQL, that a row has one of the keys in ``columns``, which are not empty.
-
-    One column becomes a list of its values. Lance has no list of tuples for several columns, and
-    alternatives joined by OR cost it a quarter of a millisecond each. So the columns are joined to one text
-    per row, with an encoding that differs for different keys, and compared with a list of these texts.
-
-    >>> is_dead(["id"], [pa.array([1, 2])])
-    '`id` IN (1, 2)'
-    >>> is_dead(["a", "b"], [pa.array([1]), pa.array(["x:y"])])
-    "concat(cast(`a` as string), ':', cast(octet_length(`b`) as string), ':', `b`, ':') IN ('1:3:x:y:')"
-    """
-    if len(names) == 1:
-        return among(names[0], columns[0])
-    expression = ", ".join(_sql_parts(name, column.type) for name, column in zip(names, columns, strict=True))
-    parts = [part for column in columns for part in _text_parts(column)]
-    texts = pc.binary_join_element_wise(*parts, "", _SEPARATOR)
-    return f"concat({expression}) IN ({', '.join(map(literal, texts))})"
-
-
-def _sql_parts(name: str, type_: pa.DataType) -> str:
-    column = column_name(name)
-    if is_text(type_):
-        return f"cast(octet_length({column}) as string), '{_SEPARATOR}', {column}, '{_SEPARATOR}'"
-    if is_bytes(type_):
-        return f"encode({column}, 'hex'), '{_SEPARATOR}'"
-    return f"cast({column} as string), '{_SEPARATOR}'"
-
-
-def _text_parts(column: pa.Array) -> list[pa.Array]:
-    """The texts that the SQL of :func:`_sql_parts` computes, each without the separator after it."""
-    if is_text(column.type):
-        return [pc.binary_length(column).cast(pa.string()), column.cast(pa.string())]
-    if is_bytes(column.type):
-        return [pa.array([value.hex() for value in column.to_pylist()], pa.string())]
-    return [column.cast(pa.string())]

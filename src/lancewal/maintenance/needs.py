@@ -34,6 +34,7 @@ from lancewal.base import BaseTable, retained_versions, tagged_versions
 from lancewal.errors import InvalidInputError
 from lancewal.format import (
     MEM_WAL_INDEX_NAME,
+    ShardManifest,
     decode_record,
     encode_record,
     read_base_manifest,
@@ -156,10 +157,6 @@ class Needs:
     _read: dict[int, Mapping[UUID, int] | None] = field(default_factory=dict)
     #: Held during a read: all shards need the same data, and the first one reads it for all.
     _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def stored_marker(self, shard_id: UUID) -> int:
-        """The newest generation of the shard that the base table's marker covers; tags do not count."""
-        return self.base.details.compacted.get(shard_id, 0)
 
     def reason(
         self, shard_id: UUID, generation: int, min_age: timedelta, created: Callable[[], datetime | None]
@@ -366,6 +363,15 @@ class Looks:
         # A look that saw more than the shard has now was made before the table was restored.
         self._looks = [look for look in stored.looks if extent.reaches(look.extent)]
         self._measure()
+
+    @classmethod
+    def of_shard(
+        cls, stored: StoredLooks, manifest: ShardManifest, base: BaseTable, clock: HostClock
+    ) -> Looks:
+        """The looks at a shard that has come as far as its newest ``manifest`` and ``base`` say."""
+        compacted = base.details.compacted.get(manifest.shard_id, 0)
+        extent = Extent(manifest.replay_after_wal_entry_position, manifest.version, compacted)
+        return cls(stored, extent, clock)
 
     def record(self, store: ObjectStore, names: Mapping[str, str] | None) -> None:
         """Add a look to the record: what exists now, and was read before this call.

@@ -7,7 +7,8 @@ reads the rows, oldest generation first, which is the order in which they were w
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -22,15 +23,12 @@ import pyarrow.compute as pc
 from lancewal.errors import LanceWalError
 from lancewal.format import (
     TOMBSTONE,
-    TOMBSTONE_FIELD,
     SsTableEntry,
     TableSchema,
     key_values,
-    numbers,
-    one_array,
     superseded,
 )
-from lancewal.sstable import ROW_OFFSET, SsTable
+from lancewal.sstable import SsTable
 from lancewal.storage import ObjectStore, ordered_map
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -41,6 +39,9 @@ _REMOTE_READERS = 16
 #: Rows are read in batches of about this size.
 _BATCH_BYTES = 16 << 20
 _MOST_ROWS = 8192
+#: Batches below this size are put together.
+_SMALL_PIECE_BYTES = 64 << 10
+_JOINED_BYTES = 4 << 20
 #: SSTables below this size are read in one pass.
 _SMALL_BYTES = 1 << 20
 
@@ -165,7 +166,9 @@ def _read_level(
     try:
         rows = None
         if (entry.in_memory_bytes or _SMALL_BYTES) < _SMALL_BYTES:
-            columns, offsets, tombstones, rows = _read_small(table, schema)
+            read, offsets, tombstones = table.read(schema, schema.names)
+            rows = pa.RecordBatch.from_arrays(read, schema=schema.plain)
+            columns = [rows.column(name) for name in schema.primary_key]
         else:
             columns, offsets, tombstones = table.keys(schema)
         values = key_values(columns)
@@ -177,19 +180,6 @@ def _read_level(
     except Exception as error:
         return error
     return _Level(table, columns, values, tombstones, newest, rows)
-
-
-def _read_small(
-    table: SsTable, schema: TableSchema
-) -> tuple[list[pa.Array], npt.NDArray[np.int64], Mask, pa.RecordBatch]:
-    """Keys, offsets and tombstones as :meth:`SsTable.keys` gives them, and the rows."""
-    names = pa.schema([*schema.plain, pa.field(ROW_OFFSET, pa.int64(), nullable=False), TOMBSTONE_FIELD])
-    batches = table.scan(schema, schema.names, with_offsets=True, with_tombstone=True)
-    read = pa.Table.from_batches(batches, names)
-    *columns, offsets, tombstones = (one_array(column) for column in read.columns)
-    rows = pa.RecordBatch.from_arrays(columns, schema=schema.plain)
-    keys = [rows.column(name) for name in schema.primary_key]
-    return keys, numbers(offsets), np.asarray(tombstones.to_numpy(zero_copy_only=False), np.bool_), rows
 
 
 def _rows(table: SsTable, schema: TableSchema, kept: Mask) -> Iterator[pa.RecordBatch]:
@@ -213,3 +203,46 @@ def rows_per_batch(entry: SsTableEntry) -> int:
         return _MOST_ROWS
     row_bytes = max(entry.in_memory_bytes // entry.physical_rows, 1)
     return min(max(_BATCH_BYTES // row_bytes, 1), _MOST_ROWS)
+
+
+def joined_rows(shards: Mapping[UUID, NewestRows], sizes: Counter[UUID]) -> Iterator[pa.RecordBatch]:
+    """The live rows of all shards, with small batches put together, because a merge has a cost per batch.
+
+    ``sizes`` counts the bytes of each shard's rows.
+    """
+    small: list[pa.RecordBatch] = []
+    size = 0
+    for shard_id, rows in shards.items():
+        for batch in rows.batches():
+            sizes[shard_id] += batch.nbytes
+            if batch.nbytes < _SMALL_PIECE_BYTES:
+                small.append(batch)
+                size += batch.nbytes
+            if small and (batch.nbytes >= _SMALL_PIECE_BYTES or size > _JOINED_BYTES):
+                yield pa.concat_batches(small)
+                small, size = [], 0
+            if batch.nbytes >= _SMALL_PIECE_BYTES:
+                yield batch
+    if small:
+        yield pa.concat_batches(small)
+
+
+def chunks(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, limit: int
+) -> Iterator[tuple[pa.Table, bool]]:
+    """The rows as tables of about ``limit`` bytes, each with whether it is the last.
+
+    There is at least one table, which may be empty.
+    """
+    chunk: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        rows = max(1, min(batch.num_rows, limit * batch.num_rows // max(batch.nbytes, 1)))
+        for start in range(0, batch.num_rows, rows):
+            piece = batch.slice(start, rows)
+            if chunk and size + piece.nbytes > limit:
+                yield pa.Table.from_batches(chunk, schema), False
+                chunk, size = [], 0
+            chunk.append(piece)
+            size += piece.nbytes
+    yield pa.Table.from_batches(chunk, schema), True

@@ -331,7 +331,10 @@ def planned(
         raise InvalidInputError(f"there are no shards {', '.join(map(str, sorted(missing)))} in {store.uri}")
     # Open the base after the manifests: in an older base version, pruned generations would look lost.
     ahead = _waiting(store, manifests, known) if open_sstables and known is not None else []
-    base, _ = both(partial(open_base, store), partial(_open_all, ahead), at_once=len(ahead) > 0)
+    if ahead:
+        base, _ = both(partial(open_base, store), partial(_open_all, ahead), at_once=True)
+    else:
+        base = open_base(store)
     version, has_key = base.version, bool(base.schema.primary_key)
     for manifest in manifests:
         marker = copied_marker(base, store, manifest)
@@ -403,6 +406,8 @@ def _sharing_keys(
         return max(newest, manifest.current_generation - 1) > markers.get(manifest.shard_id, 0)
 
     waiting = {manifest.identity: manifest for manifest in manifests if is_waiting(manifest)}
+    if len(waiting) < 2:
+        return [[manifest] for manifest in waiting.values()]
     groups: list[list[ShardManifest]] = []
     for possible in ShardPruner(base.details, base.schema).key_groups(list(waiting)):
         members = [waiting[identity] for identity in possible]

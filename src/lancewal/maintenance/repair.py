@@ -206,7 +206,6 @@ def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
     claimed = appender.claimed
     assert claimed is not None, "a claim leaves a manifest"
     unknown = unknown_entries(store, claimed, earlier)
-    dropped = {entry.path for entry in unknown}
     covered = claimed.replay_after_wal_entry_position
     end = appender.sentinel_position or find_tip(store, finding.shard_id, claimed)
     tailer = WalTailer(store, finding.shard_id)
@@ -216,7 +215,7 @@ def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
         covered = entry.position
     logger.warning(
         "dropped %d SSTables and the WAL up to position %d of an earlier table",
-        len(dropped),
+        len(unknown),
         covered,
         extra={"shard": str(finding.shard_id)},
     )
@@ -224,14 +223,11 @@ def _drop_earlier(store: ObjectStore, finding: Finding) -> None:
     if unknown and unknown[-1].generation > newest.compacted_generation(finding.shard_id):
         mark(store, claimed.shard_id, unknown[-1].generation)
 
-    def without(manifest: ShardManifest) -> ShardManifest:
-        return replace(
-            manifest,
-            sstables=tuple(entry for entry in manifest.sstables if entry.path not in dropped),
-            replay_after_wal_entry_position=max(covered, manifest.replay_after_wal_entry_position),
-        )
+    def rest(manifest: ShardManifest) -> ShardManifest:
+        cursor = max(covered, manifest.replay_after_wal_entry_position)
+        return replace(manifest.without(unknown), replay_after_wal_entry_position=cursor)
 
-    manifests.commit_update(appender.epoch, without)
+    manifests.commit_update(appender.epoch, rest)
 
 
 def _earlier(base: BaseTable, store: ObjectStore) -> EarlierTable:

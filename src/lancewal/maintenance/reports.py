@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import enum
 import json
-import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from uuid import UUID
-
-from lancewal.storage import in_forked_child, span
 
 
 @dataclass(frozen=True)
@@ -138,7 +135,7 @@ class CompactionReport:
         return sum(shard.num_bytes for shard in self.shards)
 
     def totals(self) -> dict[str, float]:
-        """What this compaction adds to :data:`process_totals`."""
+        """What this compaction adds to the totals of the process."""
         return {
             "compactions": 1,
             "compaction_seconds": self.seconds,
@@ -216,7 +213,7 @@ class GcReport:
         return {str(resource): len(self.of(resource)) for resource in Resource}
 
     def totals(self) -> dict[str, float]:
-        """What this collection adds to :data:`process_totals`; the resource is named after a dot."""
+        """What this collection adds to the totals of the process; the resource is named after a dot."""
         if self.dry_run:
             return {}
         return {
@@ -399,52 +396,3 @@ class VerifyReport:
         checked = ", ".join(f"{count} {what}" for what, count in self.checked.items())
         verdict = "no errors" if self.ok else f"{len(self.findings)} findings"
         return "\n".join([f"checked {checked}: {verdict}", *map(str, self.findings)])
-
-
-R = TypeVar("R", CompactionReport, GcReport)
-
-
-class Totals:
-    """Counters of what this process did to its tables. They only grow, and metrics read them."""
-
-    def __init__(self) -> None:
-        self._start_empty()
-        in_forked_child(self._start_empty)
-
-    def _start_empty(self) -> None:
-        """Also called in a forked child: it has done nothing yet, and its copy of the lock may be held."""
-        self._lock = threading.Lock()
-        self._by_table: dict[str, Counter[str]] = {}
-
-    def add(self, table_uri: str, amounts: Mapping[str, float]) -> None:
-        with self._lock:
-            counter = self._by_table.setdefault(table_uri, Counter())
-            for name, amount in amounts.items():
-                counter[name] += amount  # type: ignore[assignment]
-
-    def counted(self, table_uri: str, kind: str, work: Callable[[], R]) -> R:
-        """Do the work and add its totals, or count a failure."""
-        try:
-            with span(f"lancewal.{kind}", table=table_uri):
-                report = work()
-        except BaseException:
-            self.add(table_uri, {f"{kind}_failures": 1})
-            raise
-        self.add(table_uri, report.totals())
-        return report
-
-    def by_table(self) -> dict[str, dict[str, float]]:
-        """All totals by table and name.
-
-        >>> totals = Totals()
-        >>> totals.add("memory://table", {"compactions": 1, "compaction_seconds": 0.5})
-        >>> totals.add("memory://table", {"compactions": 1})
-        >>> totals.by_table()
-        {'memory://table': {'compactions': 2, 'compaction_seconds': 0.5}}
-        """
-        with self._lock:
-            return {table: dict(counter) for table, counter in self._by_table.items()}
-
-
-#: The totals of all calls of :class:`lancewal.Table`.
-process_totals = Totals()

@@ -32,10 +32,17 @@ from typing import Any
 import lance
 from lance.optimize import Compaction
 
-from lancewal.base import BaseTable, fragments_of, lance_errors, manifest_info, open_base
+from lancewal.base import (
+    BaseTable,
+    fragments_of,
+    lance_errors,
+    manifest_info,
+    open_base,
+    unmarked_tags,
+)
 from lancewal.errors import LanceWalError, OutcomeUnknownError, StorageError
 from lancewal.format import MEM_WAL_INDEX_NAME, BaseIndex
-from lancewal.maintenance.append_only import mark_pending, unmarked_tags
+from lancewal.maintenance.append_only import mark_pending
 from lancewal.maintenance.commits import LostRaceError, commit_errors, crash_point, until_won
 from lancewal.storage import ObjectStore, ordered_map
 
@@ -146,7 +153,7 @@ def tidy(
             ],
             base.manifest.indexes if indexes else (),
         )
-        if due and unmarked_tags(base):
+        if due and unmarked_tags(base.details.compacted, base.schema.columns):
             # A tag must not long outlive the fragments that it came with, so set its marker first.
             mark_pending(store)
             return False, removed, added

@@ -11,10 +11,9 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
-from lancewal.base import BaseTable, is_fence, lance_errors, open_base
+from lancewal.base import BaseTable, is_fence, lance_errors, open_base, unmarked_tags
 from lancewal.errors import CorruptManifestError, InvalidInputError, LanceWalError
 from lancewal.format import KeySet, ShardManifest, key_values, key_words
-from lancewal.maintenance.append_only import unmarked_tags
 from lancewal.maintenance.checkpoints import list_checkpoints, read_checkpoints
 from lancewal.maintenance.checks import ShardCheck, check_shard
 from lancewal.maintenance.conserved import Compacted, missing_keys, wrong_appends
@@ -216,7 +215,7 @@ def _verify_base(base: BaseTable, store: ObjectStore, present: set[UUID], deep: 
             text = f"the base table holds generation {generation} of shard {shard_id}, which does not exist"
             kind = Kind.MARKER_WITHOUT_SHARD
             report.found(kind, Severity.WARNING, str(shard_id), text, shard_id, generation)
-    for shard_id, generation in sorted(unmarked_tags(base).items()):
+    for shard_id, generation in sorted(unmarked_tags(base.details.compacted, base.schema.columns).items()):
         text = f"the rows of shard {shard_id} up to generation {generation} are in the base without a marker"
         report.found(Kind.APPEND_UNFINISHED, Severity.INFO, str(shard_id), text, shard_id, generation)
     _check_base_files(base, store, deep, report)

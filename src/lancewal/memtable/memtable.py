@@ -273,6 +273,17 @@ class MemTable:
         self.covered_wal_position = 0
         self.index_seconds = 0.0
 
+    def successor(self, generation: int | None = None) -> MemTable:
+        """An empty MemTable for the batches after these; of the next generation unless another is given."""
+        return MemTable(
+            self.shard_id,
+            self.schema,
+            self.generation + 1 if generation is None else generation,
+            IndexStore(self.indexes.specs, self.schema),
+            self.end_position,
+            index_on_insert=self._index_on_insert,
+        )
+
     @property
     def batch_count(self) -> int:
         return len(self.batches)

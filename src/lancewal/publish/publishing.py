@@ -11,8 +11,8 @@ the shard, then check whether it has the transaction already, and only then writ
 - **The proof is atomic with the write.** A tagged WAL entry is the write. SSTables are
   published by one manifest commit, and the manifest that lists them is the proof; which names
   to look for is in the ``started`` record, written before any shard was touched.
-- **A late attempt finds the end.** ``done`` stays until a later version is done. A write without a
-  name leaves no record, and an attempt that finds no record of its transaction does not write.
+- **A late attempt finds the end.** ``done`` stays until a later version is done. The records of a write
+  without a name are removed at its end. An attempt that finds no record of its transaction does not write.
 - **The proof outlives its carrier.** Compaction prunes manifests, garbage collection deletes
   WAL entries; before they do they call ``Unsettled.preserve``, which leaves a mark. After
   ``done`` no proof is needed.
@@ -20,17 +20,17 @@ the shard, then check whether it has the transaction already, and only then writ
   done; the next run skips the shards that have it and writes the others. The rows of a
   transaction are the same in every run, and a row's key decides its shard.
 
-The steps of a run, and what a crash right after each leaves:
+The steps of a run; after each colon, what a crash right after the step leaves:
 
 1. stage SSTables, or route rows: directories that nothing lists;
-2. ``started``: a record whose names no manifest lists, and whose tag no entry has;
+2. write ``started``: a record whose names no manifest lists, and whose tag no entry has;
 3. claim, and drain the WAL into SSTables, so that what is published is newer than every row
    before it: the shard as it was, under another epoch;
-4. the pointer: the change feed sees it, finds the SSTables unlisted, and waits or drops it; a
+4. append the pointer: the change feed sees it, finds the SSTables unlisted, and waits or drops it; a
    run that lost the shard right here writes another one, and only its last one counts;
-5. the manifest commit: written; the next run finds the names;
-6. the confirmation, for the feed: written; the next run finds the names and confirms late;
-7. ``done``: nothing is left to do, a further run skips all.
+5. commit the manifest: the rows are written; the next run finds the names and confirms them;
+6. append the confirmation, for the feed: the next run finds the names and confirms them again;
+7. write ``done``: nothing is left to do, and a further run skips all.
 
 A run that is stopped for hours and then continues is one of the "earlier runs" above:
 it may claim again, and then it checks again. It checks ``done`` too.
@@ -84,7 +84,6 @@ from lancewal.writer import DrainBudget, ShardWriter, drain_shard
 
 logger = logging.getLogger(__name__)
 
-
 #: How many shards are written in parallel, locally and on remote storage. ``DrainBudget`` bounds the memory
 #: for their logs.
 _CONCURRENT_SHARDS, _CONCURRENT_REMOTE_SHARDS = 4, 16
@@ -111,10 +110,11 @@ class Adoption:
     def check_present(self, store: ObjectStore, position: int) -> None:
         """Refuse SSTables that may be collected; ``position`` is that of the pointer to them.
 
-        Collections keep what a pointer names. So SSTables that are there now stay until they are listed,
-        however long this process is stopped from here on, unless a collection that has looked for pointers
-        before deletes them now. It deletes only what is old by the storage's clock, so what is young by that
-        clock is safe. Clocks of hosts do not count here, because they may be set.
+        Collections keep what a pointer names. So an SSTable that exists now stays until it is listed, however
+        long this process is stopped from here on. The exception is a collection that looked for pointers
+        before this pointer was written, and deletes afterwards. It deletes only SSTables that are old by the
+        storage's clock, so those that are young by that clock are safe from it. Clocks of hosts do not
+        count here, because somebody may set them.
         """
         self.age.refuse_old()
         pointer = store.head(layout.wal_entry(self.shard_id, position))
@@ -581,7 +581,7 @@ def _listing(manifest: ShardManifest, entries: Sequence[SsTableEntry], position:
 def _retrying_lost_claims(attempt: Callable[[], ShardWrite]) -> ShardWrite:
     """Retry until no other claim comes in between, and count the claims that did.
 
-    The loser may be the live run of two, or a zombie. Either finds out what is written after
+    The loser may be the live run, or a stalled earlier one. Either finds out what is written after
     its next claim, so a retry is right for both. The pauses let one of them through.
     """
     for number in range(1, _CLAIM_ATTEMPTS + 1):

@@ -18,11 +18,12 @@ the SSTables in its manifest. Code that removes such a proof calls :meth:`Unsett
 first, which leaves a ``shard`` record if the version is not done yet. So between
 ``started`` and ``done`` the proof is always found, however long the application was away.
 
-An entry proves nothing if a stalled run wrote it into a slot that garbage collection had emptied:
-that run was superseded, and nobody replays the entry. Nothing about the entry itself tells, so
-``emptied`` records do. Whoever has found an entry reads them again, and believes the entry if none
-of them is above its position: then its slot was never emptied before. Whoever has found none reads
-again too, because the proof may have become a ``shard`` record in the meantime.
+A stalled run may write an entry into a slot that garbage collection had emptied. Such an entry proves
+nothing, because the run was superseded and nobody replays the entry. The entry itself does not show this,
+so ``emptied`` records do. A process that has found an entry reads the records again. It believes the entry
+if no ``emptied`` record is above the entry's position, because then the slot was never emptied. A process
+that has found no entry reads the records again too, because the proof may have become a ``shard`` record in
+the meantime.
 
 Only the newest version is kept, so the records of an application are bounded by its shards.
 """
@@ -226,7 +227,7 @@ class TransactionLog:
             return {UUID(shard): int(position) for shard, position in content["floors"].items()}
 
     def last_written(self) -> tuple[int, list[ShardWrite]] | None:
-        """The newest version that is done, whichever this transaction's is, and what its last run wrote."""
+        """The newest version of the application that is done, and what its last run wrote."""
         done, path, content = self._done_record(self.read())
         if content is None:
             return None

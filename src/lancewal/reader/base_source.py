@@ -77,6 +77,7 @@ class BaseSource:
         base: BaseTable,
         fragment_ids: frozenset[int] | None = None,
         earlier: BaseSource | None = None,
+        rows: tuple[int, int] | None = None,
     ) -> None:
         """Reuse what ``earlier``, a source for another version, knows about shards, if they are the same."""
         self.base = base
@@ -84,13 +85,18 @@ class BaseSource:
         self.indexes = LanceIndexes(lambda: base.dataset)
         self._dataset = base.dataset
         self._fragment_ids = fragment_ids
+        self._row_range = rows
         self._key_names = list(base.schema.primary_key)
         self._overlap = BaseOverlap(base)
         self._places = KeyPlaces(base)
 
-    def of_fragments(self, fragment_ids: frozenset[int]) -> BaseSource:
-        """A part of the table, for one of several tasks; only for :meth:`batches` and :meth:`nearest`."""
-        return BaseSource(self.base, fragment_ids)
+    def of_fragments(self, fragment_ids: frozenset[int], rows: tuple[int, int] | None = None) -> BaseSource:
+        """A part of the table, for one of several tasks; only for :meth:`batches` and :meth:`nearest`.
+
+        ``rows`` has the first and the end of the rows to read, deleted ones not counted. Only for
+        :meth:`batches` without a filter: Lance counts the rows that match one.
+        """
+        return BaseSource(self.base, fragment_ids, rows=rows)
 
     def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         if self._is_empty_for(request.predicate):
@@ -280,6 +286,10 @@ class BaseSource:
         with_row_address: bool,
         offset: int | None = None,
     ) -> Iterator[pa.RecordBatch]:
+        if self._row_range is not None:
+            first, end = self._row_range
+            offset = first + (offset or 0)
+            limit = end - offset if limit is None else min(limit, end - offset)
         with lance_errors("read the base table", sql=sql):
             scanner = self._dataset.scanner(
                 columns=projection(columns, self.base.schema.names),

@@ -118,7 +118,7 @@ def flush_through_owners(
     ]
     settled: Mapping[UUID, int | Exception] = {}
     if take_over == "when_gone":
-        settled = flush_by_owners(store, elsewhere)
+        settled = flush_by_owners(store, elsewhere) if elsewhere else {}
     elif checked_take_over(take_over) == "never":
         settled = _left_alone(store, [manifest.shard_id for manifest in elsewhere])
     failed = {shard: each for shard, each in settled.items() if isinstance(each, Exception)}

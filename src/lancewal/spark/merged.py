@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeVar
 
+import lance
 import pyarrow as pa
 from pyspark.sql import types as st
 from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
@@ -36,6 +38,8 @@ from lancewal.storage import ObjectStore, Shelf, layout, ordered_map
 
 #: About how much one task reads; small enough to spread tasks evenly.
 _PARTITION_BYTES = 32 << 20
+#: The most that one task reads of a fragment; a smaller part costs more for its task than it saves.
+_MOST_BYTES = 256 << 20
 #: A query that needs no more rows, or bytes to read, is answered while it is planned: a task costs more.
 _FEW_ROWS = 1_000
 _FEW_BYTES = 32 << 20
@@ -54,10 +58,12 @@ T = TypeVar("T")
 class BasePartition(InputPartition):
     """Fragments of the base table; ``None`` is the whole table at once, for a search by its index.
 
-    An empty tuple reads nothing, for an empty table.
+    An empty tuple reads nothing, for an empty table. ``rows`` has the first and the end of the rows to read
+    of one large fragment; deleted rows are not counted.
     """
 
     fragment_ids: tuple[int, ...] | None
+    rows: tuple[int, int] | None = None
 
 
 @dataclass
@@ -126,7 +132,8 @@ class MergedState:
         """All columns of the table."""
         return self._base().base.schema.names
 
-    def partitions(self, wanted: Wanted) -> list[InputPartition]:
+    def partitions(self, wanted: Wanted, *, whole_fragments: bool = False) -> list[InputPartition]:
+        """What each task reads. A large fragment is for several tasks, unless ``whole_fragments``."""
         base = self._base()
         predicate = self._predicate(base, wanted.sql)
         chosen = self._chosen(base, predicate)
@@ -142,7 +149,10 @@ class MergedState:
         found: list[InputPartition] = [
             ShardPartition(several) for several in _joined(groups, (int(size * share) for size in held))
         ]
-        found += [BasePartition(ids) for ids in _fragment_groups(base.base, width)]
+        # Lance reads a range of a fragment's rows without the others, but not if there is a filter.
+        whole_fragments |= wanted.counts or predicate is not None
+        for fragments in _fragment_groups(base.base, width):
+            found += _base_partitions(fragments, width, whole=whole_fragments)
         return found or [BasePartition(())]
 
     def read(self, partition: InputPartition, wanted: Wanted) -> Iterator[pa.RecordBatch]:
@@ -223,7 +233,7 @@ class MergedState:
 
     def search_partitions(self, column: str, *, indexed: bool) -> list[InputPartition]:
         """Partitions for a search: those of a read, but an indexed base table is one partition."""
-        parts = self.partitions(Wanted((column,)))
+        parts = self.partitions(Wanted((column,)), whole_fragments=True)
         if not indexed:
             return parts
         return [*(part for part in parts if isinstance(part, ShardPartition)), BasePartition(None)]
@@ -244,7 +254,7 @@ class MergedState:
                 yield from self.state.open(self._options.storage, places).levels_above_base()
         elif isinstance(partition, BasePartition) and partition.fragment_ids != ():
             chosen = partition.fragment_ids
-            part = base if chosen is None else base.of_fragments(frozenset(chosen))
+            part = base if chosen is None else base.of_fragments(frozenset(chosen), partition.rows)
             yield part, Newer([self._newer_than_base(base, predicate)])
 
     def _newer_than_base(self, base: BaseSource, predicate: Predicate | None) -> KeySet:
@@ -438,10 +448,26 @@ def _has_rows(store: ObjectStore, base: BaseTable, place: ShardPlace) -> bool:
     return any(entry.generation > held for entry in place.manifest.sstables)
 
 
-def _fragment_groups(base: BaseTable, width: int) -> Iterator[tuple[int, ...]]:
+def _fragment_groups(base: BaseTable, width: int) -> Iterator[tuple[lance.LanceFragment, ...]]:
     fragments = fragments_of(base.dataset)
-    sizes = (int(fragment.physical_rows) * max(width, 1) for fragment in fragments)
-    return _joined([int(fragment.fragment_id) for fragment in fragments], sizes)
+    return _joined(fragments, (_fragment_bytes(each, width) for each in fragments))
+
+
+def _fragment_bytes(fragment: lance.LanceFragment, width: int) -> int:
+    return int(fragment.physical_rows) * max(width, 1)
+
+
+def _base_partitions(
+    fragments: Sequence[lance.LanceFragment], width: int, *, whole: bool
+) -> Iterator[BasePartition]:
+    """The partition for the fragments of a group; several for a single large one, unless ``whole``."""
+    ids = tuple(int(fragment.fragment_id) for fragment in fragments)
+    parts = -(-_fragment_bytes(fragments[0], width) // _MOST_BYTES)
+    if whole or parts < 2 or len(fragments) > 1:
+        yield BasePartition(ids)
+        return
+    ends = [int(fragments[0].count_rows()) * number // parts for number in range(parts + 1)]
+    yield from (BasePartition(ids, rows) for rows in pairwise(ends))
 
 
 def _rows_of_fragments(base: BaseTable, partition: InputPartition) -> int:

@@ -194,8 +194,21 @@ class SsTable:
         sources = tuple(source.stored_name for source in chosen)
         known = self._keys
         if known is None or known[0] != sources:
-            known = self._keys = sources, self._read_keys(schema)
+            known = self._keys = sources, self.read(schema, schema.primary_key)
         return known[1]
+
+    def read(self, schema: TableSchema, columns: Sequence[str]) -> tuple[list[pa.Array], Rows, Mask]:
+        """``columns``, row offset and tombstone mark of every key's newest row, in insert order; all at once.
+
+        Read like this only what fits into memory; :meth:`scan` returns one batch after the other.
+        """
+        batches = self.scan(
+            schema, columns, with_offsets=True, with_tombstone=True, batch_size=_KEY_BATCH_ROWS
+        )
+        fields = [*(schema.plain.field(name) for name in columns), _ROW_OFFSET_FIELD, TOMBSTONE_FIELD]
+        rows = pa.Table.from_batches(batches, pa.schema(fields))
+        *found, offsets, tombstones = (one_array(column) for column in rows.columns)
+        return found, numbers(offsets), np.asarray(tombstones.to_numpy(zero_copy_only=False), np.bool_)
 
     def lookup(self, keys: Sequence[pa.Array] | KeyProbe) -> Rows:
         """The row offset of each key's newest version; -1 for a key that the SSTable does not have.
@@ -267,19 +280,6 @@ class SsTable:
         if not self._has_tombstones:
             return np.zeros(stored.num_rows, np.bool_)
         return np.asarray(stored.column(TOMBSTONE).to_numpy(zero_copy_only=False), np.bool_)
-
-    def _read_keys(self, schema: TableSchema) -> tuple[list[pa.Array], Rows, Mask]:
-        batches = self.scan(
-            schema, schema.primary_key, with_offsets=True, with_tombstone=True, batch_size=_KEY_BATCH_ROWS
-        )
-        fields = [
-            *(schema.plain.field(name) for name in schema.primary_key),
-            _ROW_OFFSET_FIELD,
-            TOMBSTONE_FIELD,
-        ]
-        rows = pa.Table.from_batches(batches, pa.schema(fields))
-        *columns, offsets, tombstones = (one_array(column) for column in rows.columns)
-        return columns, numbers(offsets), np.asarray(tombstones.to_numpy(zero_copy_only=False), np.bool_)
 
     @lazy_property
     def _scanned_keys(self) -> tuple[pa.Array, Rows]:

@@ -7,14 +7,17 @@ from lancewal.storage.clock import MIN_DELETION_AGE, RECHECK_AFTER, Clock, HostC
 from lancewal.storage.forks import check_process, in_forked_child, is_forked, note_use
 from lancewal.storage.layout import is_plain_name
 from lancewal.storage.location import path_text
+from lancewal.storage.measures import LATENCY_BOUNDS, process_totals, read_times
 from lancewal.storage.memory import RowMemory, memory_bytes, row_memory
 from lancewal.storage.parallel import (
     LOOK_AGAIN_SECONDS,
     Bell,
     Crew,
+    Once,
     Room,
     Task,
     Worker,
+    beside,
     both,
     in_thread,
     lazy_property,
@@ -22,7 +25,6 @@ from lancewal.storage.parallel import (
     run_in_background,
     start_thread,
 )
-from lancewal.storage.reads import LATENCY_BOUNDS, read_times
 from lancewal.storage.scratch import scratch_directory
 from lancewal.storage.secrets import is_panic, remember_password, scrub_error, scrubbed
 from lancewal.storage.store import ObjectStore, PutOutcome, observe_all, sync_file_system
@@ -42,12 +44,14 @@ __all__ = [
     "Lease",
     "ObjectInfo",
     "ObjectStore",
+    "Once",
     "PutOutcome",
     "Room",
     "RowMemory",
     "Shelf",
     "Task",
     "Worker",
+    "beside",
     "boot_time",
     "both",
     "check_process",
@@ -67,6 +71,7 @@ __all__ = [
     "ordered_map",
     "path_text",
     "process_cache",
+    "process_totals",
     "read_times",
     "remember_password",
     "row_memory",

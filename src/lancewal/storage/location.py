@@ -39,7 +39,7 @@ class Location:
 
 
 def path_text(uri: str | os.PathLike[str]) -> str:
-    """An address as text; refuses what is none.
+    """An address as text; refuses anything that is neither a text nor a path.
 
     >>> import pathlib
     >>> path_text(pathlib.PurePosixPath("some/table"))

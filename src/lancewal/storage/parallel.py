@@ -268,6 +268,33 @@ def both(first: Callable[[], R], second: Callable[[], T], *, at_once: bool) -> t
     return mine, other.result()
 
 
+def beside(call: Callable[[], R], *, at_once: bool) -> Task[R]:
+    """Make a call whose result is needed later: with ``at_once`` in another thread, otherwise now.
+
+    An error is raised where the result is asked for.
+    """
+    if at_once:
+        return in_thread(call, "lancewal-io")
+    task = Task(call)
+    task.run()
+    return task
+
+
+class Once(Generic[R]):
+    """A value that several threads need. The first one that asks reads it, and the others wait for it."""
+
+    def __init__(self, read: Callable[[], R]) -> None:
+        self._read = read
+        self._lock = threading.Lock()
+        self._value: R | None = None
+
+    def get(self) -> R:
+        with self._lock:
+            if self._value is None:
+                self._value = self._read()
+            return self._value
+
+
 class Worker:
     """A background thread that runs ``step`` whenever it is kicked, and can always be stopped.
 
@@ -299,7 +326,7 @@ class Worker:
     def kick_for_later(self) -> bool:
         """Kick for work that is already accepted; ``False`` if no thread can be started.
 
-        A missing thread must not fail whoever brought the work, such as the put of some rows. The next kick
+        A missing thread must not fail the call that brought the work, such as a put. The next kick
         tries again.
         """
         try:

@@ -17,10 +17,10 @@ from uuid import UUID
 from lancewal.base import BaseTable
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import PartialWriteError, ShardOwnedError
-from lancewal.maintenance import collect_garbage, compact, plan_compaction, process_totals
+from lancewal.maintenance import collect_garbage, compact, plan_compaction
 from lancewal.service import flush_through_owners
 from lancewal.shard import ShardManifestStore
-from lancewal.storage import ObjectStore, ordered_map
+from lancewal.storage import ObjectStore, ordered_map, process_totals
 
 _MANIFESTS_AT_ONCE = 16
 

@@ -17,15 +17,10 @@ from uuid import UUID
 
 from lancewal.base import BaseTable, lance_errors, open_base
 from lancewal.errors import LanceWalError
-from lancewal.maintenance import (
-    UpkeepSettings,
-    optimize_base,
-    process_totals,
-    tidy,
-)
+from lancewal.maintenance import UpkeepSettings, optimize_base, tidy
 from lancewal.service import is_done_elsewhere, note_duty, read_duties
 from lancewal.status import table_status
-from lancewal.storage import ObjectStore
+from lancewal.storage import ObjectStore, process_totals
 from lancewal.upkeep.means import Done, Here, Means
 from lancewal.upkeep.plan import UpkeepTask, Work, plan_upkeep
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any
 
-from lancewal.maintenance import UpkeepSettings, process_totals
-from lancewal.storage import Worker, is_forked
+from lancewal.maintenance import UpkeepSettings
+from lancewal.storage import Worker, is_forked, process_totals
 from lancewal.upkeep.plan import Work
 from lancewal.upkeep.rounds import TaskOutcome, Upkeep, UpkeepReport
 

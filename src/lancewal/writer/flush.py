@@ -112,7 +112,8 @@ class FlushQueue:
         self._freeze_active = freeze_active
         self._after_flush = after_flush
         self._asked = False
-        self._base = base
+        self._schema = base.schema
+        self._storage_version = base.storage_version
         self._indexes = indexes
         self._store = store
         self._appender = appender
@@ -210,30 +211,30 @@ class FlushQueue:
             if self._written is None or self._written.generation != memtable.generation:
                 self._written = self._write_beside_log(memtable)
             self._publish(memtable, self._written)
+        rows, seconds = memtable.row_count, time.perf_counter() - started
+        # Counted before the MemTable is let go: who waits for that asks how many rows were flushed.
+        self._stats.add(memtable_flush_count=1, memtable_flush_time=seconds, memtable_flush_rows=rows)
         with self._lock:
             self.frozen.popleft()
             self._last_error = None
             self._failures_in_a_row = 0
         self._after_flush()
         self._changed.ring()
-        seconds = time.perf_counter() - started
+        self._state.note_change()
         logger.info(
             "flushed generation %d: %d rows in %.3f s",
             memtable.generation,
-            memtable.row_count,
+            rows,
             seconds,
             extra=self._context(memtable),
         )
-        self._stats.add(
-            memtable_flush_count=1, memtable_flush_time=seconds, memtable_flush_rows=memtable.row_count
-        )
-        self._state.note_change()
 
     def _write_beside_log(self, memtable: MemTable) -> SsTableEntry:
         """Write the SSTable while another thread writes the last rows to the WAL; publishing needs both."""
-        if self._state.ended.log_failure is not None or self._log.durable_position >= memtable.end_position:
-            self._log.commit(memtable.end_position)
+        if self._log.durable_position >= memtable.end_position:
             return self._write_sstable(memtable)
+        if self._state.ended.log_failure is not None:
+            self._log.commit(memtable.end_position)  # raises: nothing more gets into the log
         logged = in_thread(partial(self._log.commit, memtable.end_position), "lancewal-flush-log")
         try:
             return self._write_sstable(memtable)
@@ -245,9 +246,9 @@ class FlushQueue:
             store=self._store,
             shard_id=self._state.shard_id,
             generation=memtable.generation,
-            schema=self._base.schema,
+            schema=self._schema,
             batches=memtable.batches,
-            storage_version=self._base.storage_version,
+            storage_version=self._storage_version,
             indexes=self._indexes,
             in_memory_bytes=memtable.row_bytes,
             row_sums=self._row_sums,

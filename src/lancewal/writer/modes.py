@@ -72,14 +72,20 @@ class MemTableMode:
         # Guards the order of inserts; held for microseconds, never across I/O.
         self.lock = threading.Lock()
         self._config = config
-        self._schema = base.schema
         self._indexes = indexes
         self._log = log
         self._state = state
         self._stats = stats
         claimed = appender.claimed
         generation = claimed.current_generation if claimed else layout.FIRST_GENERATION
-        self._active = self._new_memtable(generation, 0)
+        self._active = MemTable(
+            state.shard_id,
+            base.schema,
+            generation,
+            IndexStore(indexes, base.schema),
+            0,
+            index_on_insert=config.sync_indexed_write,
+        )
         #: How far compaction is behind.
         self.backlog = Backlog(config.slowdown_sstables, config.stop_sstables)
         if claimed is not None:
@@ -104,16 +110,6 @@ class MemTableMode:
         self._unindexed_since: float | None = None
         #: The value of ``unflushed_bytes`` after the last insert. Flushes may have lowered it since then.
         self.bytes_at_last_put = 0
-
-    def _new_memtable(self, generation: int, first_position: int) -> MemTable:
-        return MemTable(
-            self._state.shard_id,
-            self._schema,
-            generation,
-            IndexStore(self._indexes, self._schema),
-            first_position,
-            index_on_insert=self._config.sync_indexed_write,
-        )
 
     @property
     def unflushed_bytes(self) -> int:
@@ -200,7 +196,7 @@ class MemTableMode:
         if frozen.batch_count == 0:
             return
         try:
-            self._active = self._new_memtable(frozen.generation + 1, frozen.end_position)
+            self._active = frozen.successor()
             self._flushes.add(frozen, start=start_flush)
         except BaseException as error:
             self._end_between("a freeze", error)
@@ -265,7 +261,7 @@ class MemTableMode:
         with self.lock:
             if self._active.batch_count:
                 raise StorageError(f"generation {self._active.generation} has rows and cannot be passed over")
-            self._active = self._new_memtable(generation, self._active.first_position)
+            self._active = self._active.successor(generation)
 
     def views(self) -> list[MemTableView]:
         tables = self.memtables()
@@ -305,6 +301,11 @@ class MemTableMode:
 
     def has_rows(self) -> bool:
         return self._active.batch_count > 0 or bool(self._flushes.frozen)
+
+    def flush(self) -> None:
+        """Freeze the active MemTable, and wait until it and all older ones are published."""
+        self.seal_active()
+        self._flushes.drain()
 
     def wait_for_flush_drain(self) -> None:
         self._flushes.drain()
@@ -415,6 +416,9 @@ class WalOnlyMode:
 
     def seal_active(self) -> None:
         self._refuse("force_seal_active")
+
+    def flush(self) -> None:
+        self._refuse("flush")
 
     def wait_for_flush_drain(self) -> None:
         self._refuse("wait_for_flush_drain")

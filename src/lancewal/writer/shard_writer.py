@@ -433,10 +433,11 @@ class ShardWriter:
 
     def flush(self) -> int:
         """Flush all rows in memory, and wait until they are published; returns how many rows were flushed."""
-        before = self.stats().memtable_flush_rows
-        self.force_seal_active()
-        self.wait_for_flush_drain()
-        return self.stats().memtable_flush_rows - before
+        self._state.check_usable()
+        before = self._stats.snapshot().memtable_flush_rows
+        self._appender.check_fenced()
+        self._mode.flush()
+        return self._stats.snapshot().memtable_flush_rows - before
 
     def wait_for_flush_drain(self) -> None:
         """Wait until every frozen MemTable is published; raises if a flush fails during the wait."""
@@ -462,8 +463,7 @@ class ShardWriter:
             prepare()
             with self._backpressure.held_back():
                 self._state.check_usable()
-                self._mode.seal_active()
-                self._mode.wait_for_flush_drain()
+                self._mode.flush()
                 try:
                     result, manifest = commit(self._appender)
                     if manifest is not None:

@@ -1,13 +1,14 @@
-"""Measures the reads of this process: latency histograms for metrics, and a span per read for tracing."""
+"""Measures what this process does, for metrics and tracing: how long reads take, and what maintenance did."""
 
 from __future__ import annotations
 
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from lancewal.storage.forks import in_forked_child
 from lancewal.storage.tracing import NoSpan, Span, span, trace_runner
@@ -102,3 +103,59 @@ class ReadTimes:
 
 #: The read times of this process, for all tables.
 read_times = ReadTimes()
+
+
+class Report(Protocol):
+    """The result of some maintenance."""
+
+    def totals(self) -> Mapping[str, float]:
+        """What the work adds to the totals of its table, by name."""
+
+
+R = TypeVar("R", bound=Report)
+
+
+class Totals:
+    """Counters of what this process did to its tables. They only grow, and metrics read them."""
+
+    def __init__(self) -> None:
+        self._start_empty()
+        in_forked_child(self._start_empty)
+
+    def _start_empty(self) -> None:
+        """Also called in a forked child: it has done nothing yet, and its copy of the lock may be held."""
+        self._lock = threading.Lock()
+        self._by_table: dict[str, Counter[str]] = {}
+
+    def add(self, table_uri: str, amounts: Mapping[str, float]) -> None:
+        with self._lock:
+            counter = self._by_table.setdefault(table_uri, Counter())
+            for name, amount in amounts.items():
+                counter[name] += amount  # type: ignore[assignment]
+
+    def counted(self, table_uri: str, kind: str, work: Callable[[], R]) -> R:
+        """Do the work and add its totals, or count a failure."""
+        try:
+            with span(f"lancewal.{kind}", table=table_uri):
+                report = work()
+        except BaseException:
+            self.add(table_uri, {f"{kind}_failures": 1})
+            raise
+        self.add(table_uri, report.totals())
+        return report
+
+    def by_table(self) -> dict[str, dict[str, float]]:
+        """All totals by table and name.
+
+        >>> totals = Totals()
+        >>> totals.add("memory://table", {"compactions": 1, "compaction_seconds": 0.5})
+        >>> totals.add("memory://table", {"compactions": 1})
+        >>> totals.by_table()
+        {'memory://table': {'compactions': 2, 'compaction_seconds': 0.5}}
+        """
+        with self._lock:
+            return {table: dict(counter) for table, counter in self._by_table.items()}
+
+
+#: The maintenance of this process, for all tables.
+process_totals = Totals()
