@@ -20,8 +20,8 @@ LIMITS = {
     "put to durable": {"files": 9, "returns": 4, "reopened": 3, "own": 6, "own returns": 4},
     "flush": {"files": 23, "returns": 24, "reopened": 17, "own": 7, "own returns": 5},
     "compaction": {"files": 20, "returns": 35, "reopened": 23, "own": 9, "own returns": 10},
-    "filtered scan": {"files": 23, "returns": 30, "reopened": 17, "own": 9, "own returns": 12},
-    "vector search": {"files": 25, "returns": 33, "reopened": 21, "own": 10, "own returns": 18},
+    "filtered scan": {"files": 23, "returns": 30, "reopened": 17, "own": 9, "own returns": 11},
+    "vector search": {"files": 25, "returns": 33, "reopened": 21, "own": 10, "own returns": 17},
     "replay": {"files": 25, "returns": 42, "reopened": 27, "own": 9, "own returns": 9},
     "micro-batch": {"files": 20, "returns": 46, "reopened": 26, "own": 5, "own returns": 12},
 }

@@ -13,7 +13,7 @@ import pytest
 
 import lancewal
 from lancewal.errors import InvalidInputError
-from lancewal.reader import sstable_source
+from lancewal.reader import sstable_source, words
 from lancewal.reader.lance_search import LanceIndexes
 from lancewal.reader.sstable_source import SsTableSource
 from tests.reader.searched import (
@@ -316,6 +316,21 @@ def test_without_a_key_every_row_counts(tmp_path: Path) -> None:
         assert len(table.near(QUERY, 100, filter="id = 2")) == 6
 
 
+def test_an_index_of_an_sstable_was_filtered_by_the_values_of_a_dropped_field(
+    tmp_path: Path, sstable_size: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The field that came in its place has nulls in that SSTable."""
+    monkeypatch.setattr(words, "MAX_INDEXED_ROWS", 0 if sstable_size == "large" else 10)
+    place = pa.field("place", pa.struct([pa.field("x", pa.int64()), pa.field("y", pa.int64())]))
+    table = Searched(tmp_path, schema=pa.schema([*FIELDS, place]))
+    table.flushed([row(i, "fox", QUERY) | {"place": {"x": i, "y": i}} for i in range(5)])
+    table.dataset.drop_columns(["place.y"])
+    table.dataset.add_columns(pa.schema([pa.field("place", pa.struct([pa.field("y", pa.int64())]))]))
+    for filter_, expected in (("place.y = 3", []), ("place.y IS NULL", [0, 1, 2, 3, 4])):
+        assert sorted(ids(table.near(QUERY, filter=filter_))) == expected
+        assert sorted(ids(table.words("fox", filter=filter_))) == expected
+
+
 @pytest.mark.usefixtures("sstable_size")
 def test_a_renamed_vector_column_is_searched_on_every_level(tmp_path: Path) -> None:
     base = random_rows(range(30), 0)
@@ -403,7 +418,7 @@ def test_sstables_that_pylance_wrote(tmp_path: Path) -> None:
         del model[key]
     ((source,),) = [shard.sources for shard in table.live.snapshot().shards]
     assert isinstance(source, SsTableSource)
-    sstable = source._sstable.dataset
+    sstable = source.sstable.dataset
     assert "IVF_HNSW_SQ" in {str(each.index_type) for each in sstable.describe_indices()}
     for metric in METRICS:
         check(table, model, QUERY, 10, metric=metric)

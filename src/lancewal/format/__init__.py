@@ -51,7 +51,6 @@ from lancewal.format.records import decode_record, encode_record, reading_record
 from lancewal.format.row_sum import RowSum, row_hashes
 from lancewal.format.schema import (
     PRIMARY_KEY_KEY,
-    SHARD_ID,
     SOURCE,
     TOMBSTONE,
     TOMBSTONE_FIELD,
@@ -120,7 +119,6 @@ __all__ = [
     "MEM_WAL_INDEX_NAME",
     "PRIMARY_KEY_KEY",
     "PUT_IDS_TAG",
-    "SHARD_ID",
     "SOURCE",
     "TOMBSTONE",
     "TOMBSTONE_FIELD",

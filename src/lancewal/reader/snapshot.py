@@ -142,8 +142,9 @@ class Snapshot:
     def prepare_lookup(self, keys: KeyProbe) -> None:
         """Open what a lookup of these keys needs of all SSTables in parallel, if the storage is remote."""
         if self.is_remote:
-            unopened = [each for each in self._flushed if not each.is_open_for(keys)]
-            list(ordered_map(lambda each: each.open_for(keys), unopened, min(len(unopened), _REMOTE_READERS)))
+            every = [each.sstable for each in self._flushed]
+            closed = [sstable for sstable in every if not sstable.is_open_for(keys)]
+            list(ordered_map(lambda each: each.open_for(keys), closed, min(len(closed), _REMOTE_READERS)))
 
     @cached_property
     def _flushed(self) -> list[SsTableSource]:

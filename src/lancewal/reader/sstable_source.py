@@ -42,7 +42,7 @@ class SsTableSource:
     in_memory = False
 
     def __init__(self, sstable: SsTable, schema: TableSchema) -> None:
-        self._sstable = sstable
+        self.sstable = sstable
         self.schema = schema
         self.name = f"sstable:{sstable.generation}"
         self.shard_id = sstable.shard_id
@@ -52,20 +52,20 @@ class SsTableSource:
 
     def shown_as(self, schema: TableSchema) -> SsTableSource:
         """The same SSTable for a reader that sees the columns of ``schema``."""
-        shown = SsTableSource(self._sstable, schema)
+        shown = SsTableSource(self.sstable, schema)
         shown._indexes = self._indexes
         return shown
 
     @lazy_property
     def _indexes(self) -> LanceIndexes:
-        return LanceIndexes(lambda: self._sstable.dataset)
+        return LanceIndexes(lambda: self.sstable.dataset)
 
     @cached_property
     def identity(self) -> Hashable:
         """The SSTable, which never changes, and the ids and types of the table's key columns."""
         schema = self.schema
         types = [str(schema.plain.field(name).type) for name in schema.primary_key]
-        return self._sstable.uri, *(schema.field_ids[name] for name in schema.primary_key), *types
+        return self.sstable.uri, *(schema.field_ids[name] for name in schema.primary_key), *types
 
     def keys(self) -> KeySet:
         return _key_sets.get_or_make(
@@ -73,10 +73,10 @@ class SsTableSource:
         )
 
     def key_values(self) -> pa.Array:
-        return key_values(self._sstable.keys(self.schema)[0])
+        return key_values(self.sstable.keys(self.schema)[0])
 
     def hide(self, superseded: Mask) -> Hidden:
-        _, offsets, tombstones = self._sstable.keys(self.schema)
+        _, offsets, tombstones = self.sstable.keys(self.schema)
         live = int(np.count_nonzero(~superseded & ~tombstones))
         if not superseded.any():
             return Hidden(None, live)
@@ -88,11 +88,11 @@ class SsTableSource:
     def batches(self, request: Request, newer: Newer) -> Iterator[pa.RecordBatch]:
         dead = self._superseded(newer)
         if dead is None:
-            yield from self._sstable.scan(self.schema, request.columns, filter=request.predicate)
+            yield from self.sstable.scan(self.schema, request.columns, filter=request.predicate)
             return
         if dead.all():
             return
-        found = self._sstable.scan(self.schema, request.columns, filter=request.predicate, with_offsets=True)
+        found = self.sstable.scan(self.schema, request.columns, filter=request.predicate, with_offsets=True)
         for batch in found:
             kept = ~dead[_offsets(batch)]
             rows = batch.select(list(request.columns))
@@ -101,29 +101,23 @@ class SsTableSource:
     def count(self, predicate: Predicate | None, newer: Newer) -> int:
         hidden = self._hidden(newer)
         if predicate is None:
-            return self._sstable.count_live() if hidden is None else hidden.live
+            return self.sstable.count_live() if hidden is None else hidden.live
         dead = None if hidden is None else hidden.rows
         found = self._matching(predicate)
         if dead is None:
             return sum(len(offsets) for offsets in found)
         return sum(int(np.count_nonzero(~dead[offsets])) for offsets in found)
 
-    def is_open_for(self, keys: KeyProbe) -> bool:
-        return self._sstable.is_open_for(keys)
-
-    def open_for(self, keys: KeyProbe) -> None:
-        self._sstable.open_for(keys)
-
     def look_up(self, keys: KeyProbe, columns: Sequence[str]) -> Found:
         def take(offsets: Rows) -> tuple[pa.Table, Mask]:
-            rows = self._sstable.take(offsets, self.schema, columns, with_tombstone=True)
+            rows = self.sstable.take(offsets, self.schema, columns, with_tombstone=True)
             deleted = np.asarray(rows.column(TOMBSTONE).to_numpy(zero_copy_only=False), np.bool_)
             return pa.Table.from_batches([rows.select(list(columns))]), deleted
 
-        return Found.at(self._sstable.lookup(keys), take)
+        return Found.at(self.sstable.lookup(keys), take)
 
     def take(self, rows: Rows, columns: Sequence[str]) -> pa.Table:
-        return pa.Table.from_batches([self._sstable.take(rows, self.schema, columns)])
+        return pa.Table.from_batches([self.sstable.take(rows, self.schema, columns)])
 
     def nearest(self, query: NearestQuery, newer: Newer) -> Hits:
         """Search a large SSTable with Lance's index; compare every row of a small one."""
@@ -131,7 +125,7 @@ class SsTableSource:
         if name is None:
             return Hits.none(self)
         dead = self._superseded(newer)
-        indexed = row_count(self._sstable.dataset) > EXACT_SSTABLE_ROWS and (
+        indexed = row_count(self.sstable.dataset) > EXACT_SSTABLE_ROWS and (
             self._indexes.metric(name) is query.metric
         )
         if not indexed or not self._takes_filter(query.predicate):
@@ -145,7 +139,7 @@ class SsTableSource:
         name = self._stored_name(query.column)
         if name is None:
             return []
-        dataset, dead = self._sstable.dataset, self._superseded(newer)
+        dataset, dead = self.sstable.dataset, self._superseded(newer)
         large = is_large(row_count(dataset)) and self._takes_filter(query.predicate)
         if large and self._indexes.text_params(name) == query.params:
             sql = sql_of(query.predicate)
@@ -154,7 +148,7 @@ class SsTableSource:
                 sql = f"NOT {TOMBSTONE}" if sql is None else f"({sql}) AND NOT {TOMBSTONE}"
             live_rows, lost = partial(_live, dead), _count(dead)
             return [LanceLevel(query, self, self._indexes, dataset, name, live_rows, lost, "_rowaddr", sql)]
-        made = FIXED.get((self._sstable.uri, name, query.params), lambda: self._index_of_words(query))
+        made = FIXED.get((self.sstable.uri, name, query.params), lambda: self._index_of_words(query))
         matching = live = _live(dead, made.rows)
         if query.predicate is not None:
             offsets = list(self._matching(query.predicate))
@@ -178,17 +172,17 @@ class SsTableSource:
         if not superseded.any():
             return newer.hidden
         if dead is not None:
-            superseded |= dead[self._sstable.keys(self.schema)[1]]
+            superseded |= dead[self.sstable.keys(self.schema)[1]]
         return self.hide(superseded)
 
     def _matching(self, predicate: Predicate | None) -> Iterator[Rows]:
         """The offsets of the live rows that match, batch by batch."""
-        return map(_offsets, self._sstable.scan(self.schema, [], filter=predicate, with_offsets=True))
+        return map(_offsets, self.sstable.scan(self.schema, [], filter=predicate, with_offsets=True))
 
     def _compared(self, query: NearestQuery, dead: Mask | None) -> Hits:
         """Compare the vector of every row, batch by batch."""
         near = NOTHING
-        found = self._sstable.scan(self.schema, [query.column], filter=query.predicate, with_offsets=True)
+        found = self.sstable.scan(self.schema, [query.column], filter=query.predicate, with_offsets=True)
         for batch in found:
             offsets = _offsets(batch)
             part = offsets, batch.column(query.column), _live(dead, offsets)
@@ -197,18 +191,18 @@ class SsTableSource:
 
     def _index_of_words(self, query: WordsQuery) -> FixedIndex:
         index, offsets = FullTextIndex(query.params), [np.empty(0, np.int64)]
-        for batch in self._sstable.scan(self.schema, [query.column], with_offsets=True):
+        for batch in self.sstable.scan(self.schema, [query.column], with_offsets=True):
             index.insert(batch.column(query.column), index.rows)
             offsets.append(_offsets(batch))
         return FixedIndex(index, np.concatenate(offsets))
 
     def _stored_name(self, column: str) -> str | None:
         """The name of a column in the SSTable's own dataset; ``None`` if the dataset does not have it."""
-        return self._sstable.alignment(self.schema).sources[column].stored_name
+        return self.sstable.alignment(self.schema).sources[column].stored_name
 
     def _takes_filter(self, predicate: Predicate | None) -> bool:
-        """Whether the SSTable's own dataset has the predicate's columns under their present names."""
-        alignment = self._sstable.alignment(self.schema)
+        """Whether the SSTable's own dataset has the predicate's columns as they are now."""
+        alignment = self.sstable.alignment(self.schema)
         return predicate is None or not alignment.differing(predicate.columns)
 
 

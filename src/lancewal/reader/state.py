@@ -287,14 +287,15 @@ class ShardReader:
 
     def open(self, place: ShardPlace, base: BaseTable) -> ShardSnapshot:
         """Steps 4 and 5, and the levels as sources."""
-        manifest, held = place.manifest, self.held(place, base)
+        manifest = place.manifest
+        flushed = self._flushed(manifest, self.held(place, base), base)
         memory = [MemorySource(view, base.schema) for view in place.views] or self._logged(place, base)
         sources: list[ShardLevel] = [
             source
             for source in reversed(memory)
             if source.row_count and source.generation >= manifest.current_generation
         ]
-        return ShardSnapshot(manifest, (*sources, *self._flushed(manifest, held, base)), bool(place.views))
+        return ShardSnapshot(manifest, (*sources, *flushed), bool(place.views))
 
     def _logged(self, place: ShardPlace, base: BaseTable) -> list[MemorySource]:
         """The rows of the WAL as levels, oldest first."""
