@@ -118,11 +118,22 @@ class Presence:
         writer = None if held is None else held()
         return writer if writer is not None and writer.usable else None
 
+    def wait_until_closed(self, shard_id: UUID) -> None:
+        """Wait while another thread closes this process's writer of the shard; a claim would fence it."""
+        while True:
+            with self._lock:
+                held = self._held.get(shard_id)
+            writer = None if held is None else held()
+            if writer is None or not writer.closing:
+                return
+            time.sleep(_SHORTEST_PAUSE)
+
     def shards(self) -> dict[UUID, int]:
         """The shards that this process owns, with their epochs."""
         with self._lock:
             writers, claimed = [held() for held in self._held.values()], dict(self._claimed)
-        return {w.shard_id: w.epoch for w in writers if w is not None and w.usable} | claimed
+        # A writer that is being closed keeps its shard until its last rows are flushed.
+        return {w.shard_id: w.epoch for w in writers if w is not None and (w.usable or w.closing)} | claimed
 
     def is_needed(self) -> bool:
         """Whether there is a record to write or to delete."""
@@ -413,6 +424,8 @@ def open_owned(
     claimed = partial(presence.claimed, shard_id, store, lease)
     with span("lancewal.open", table=store.uri, shard=str(shard_id)), presence.opening(shard_id):
         gone: set[str] = set()
+        if take_over != "now":
+            presence.wait_until_closed(shard_id)
         if take_over != "now" and presence.holder(shard_id) is not None:
             raise presence.refuse(shard_id)
         try:
