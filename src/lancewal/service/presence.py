@@ -112,20 +112,16 @@ class Presence:
         return self._store
 
     def holder(self, shard_id: UUID) -> ShardWriter | None:
-        """The usable writer in this process that owns the shard, if there is one."""
-        with self._lock:
-            held = self._held.get(shard_id)
-        writer = None if held is None else held()
-        return writer if writer is not None and writer.usable else None
+        """The usable writer in this process that owns the shard, if there is one.
 
-    def wait_until_closed(self, shard_id: UUID) -> None:
-        """Wait while another thread closes this process's writer of the shard; a claim would fence it."""
+        Waits while another thread closes the writer: a claim would fence its last flush.
+        """
         while True:
             with self._lock:
                 held = self._held.get(shard_id)
             writer = None if held is None else held()
             if writer is None or not writer.closing:
-                return
+                return writer if writer is not None and writer.usable else None
             time.sleep(_SHORTEST_PAUSE)
 
     def shards(self) -> dict[UUID, int]:
@@ -424,8 +420,6 @@ def open_owned(
     claimed = partial(presence.claimed, shard_id, store, lease)
     with span("lancewal.open", table=store.uri, shard=str(shard_id)), presence.opening(shard_id):
         gone: set[str] = set()
-        if take_over != "now":
-            presence.wait_until_closed(shard_id)
         if take_over != "now" and presence.holder(shard_id) is not None:
             raise presence.refuse(shard_id)
         try:

@@ -110,9 +110,6 @@ def flush_through_owners(
     "now" also drains shards that other processes own; "never" refuses such shards.
     """
     presence = presence_at(store.uri)
-    if take_over != "now":
-        for manifest in manifests:
-            presence.wait_until_closed(manifest.shard_id)
     # A fenced writer of this process is not an owner.
     elsewhere = [
         manifest
@@ -137,8 +134,6 @@ def flush_one_through_owner(
     base: BaseTable, manifest: ShardManifest, store: ObjectStore, take_over: TakeOver = "when_gone"
 ) -> int:
     """Like :func:`flush_through_owners`, for one shard; returns how many rows were flushed."""
-    if take_over != "now":
-        presence_at(store.uri).wait_until_closed(manifest.shard_id)
     settled: int | Exception | None = None
     if take_over == "when_gone":
         settled = flush_by_owners(store, [manifest]).get(manifest.shard_id)
@@ -225,7 +220,6 @@ def adopt_by_owners(store: ObjectStore) -> Adopt:
         by_id = {each.shard_id: each for each in adoptions}
         found: dict[UUID, ShardWrite | Exception] = {}
         for shard_id, adoption in by_id.items():
-            presence.wait_until_closed(shard_id)
             holder = presence.holder(shard_id)
             if holder is not None:
                 try:
@@ -479,7 +473,6 @@ def _carried_out(
         raise ValueError(f"nobody knows how to {request['do']!r}")
 
     def one(shard: UUID) -> Answer:
-        presence.wait_until_closed(shard)
         writer = presence.holder(shard)
         if writer is None:
             return {"gone": True}
