@@ -126,3 +126,31 @@ def test_a_follower_is_stopped_as_beside_the_gateway(
     answers = iter([False, False, False, True])
     assert list(remote.changes(follow=True, stop=lambda: next(answers))) == []
     assert next(answers, None) is None
+
+
+def test_what_a_table_refuses_was_answered_by_its_gateway(
+    remote: lancewal.RemoteTable, events: lancewal.Table
+) -> None:
+    """A client asked something else instead: no checkpoint, a flat vector, no columns."""
+    place = {str(shard.shard_id): "1" for shard in events.shards()}
+    asked: list[Callable[[Any], Any]] = [
+        lambda table: table.at(None),
+        lambda table: table.scan(columns=["nothing"]).count_rows(),
+        lambda table: table.scan(columns=[]).count_rows(),
+        lambda table: list(table.changes(place)),
+    ]
+    with remote.writer() as writer:
+        writer.put(rows(0, 3))
+    for ask in asked:
+        for table in (events, remote):
+            with pytest.raises(InvalidInputError):
+                ask(table)
+
+
+def test_vectors_of_other_shapes_were_laid_flat(tmp_path: Path) -> None:
+    table = lancewal.create(tmp_path / "table", [{"id": 1, "v": [0.0, 1.0]}], key="id")
+    with Gateway({"t": table}) as gateway, lancewal.connect(gateway.address, timeout=PATIENCE) as remote:
+        for each in (table, remote):
+            with pytest.raises(InvalidInputError):
+                each.vector_search("v", [[[0.0, 1.0]]])
+            assert each.vector_search("v", [0.0, 1.0], columns={"id"}).num_rows == 1

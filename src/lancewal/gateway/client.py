@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from lancewal.errors import InvalidInputError, LanceWalError, UnavailableError
-from lancewal.format import TableSchema
+from lancewal.format import TableSchema, checked_columns
 from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection, Trying, as_error, chunks_of
 from lancewal.gateway.contract import Request
 from lancewal.gateway.remote_writer import RemoteWriter
@@ -150,6 +150,8 @@ class RemoteView:
         return run_sql(query, self.schema, lambda columns: self.scan(columns=columns).to_table())
 
     def _search(self, op: str, args: dict[str, Any], vector: Any) -> pa.Table:
+        if "columns" in args:
+            args["columns"] = _listed(args["columns"])
         values = None if vector is None else pa.table({"vector": _vector(vector)})
         return self._get(Request(op, self._name, args, values))[0]
 
@@ -225,6 +227,8 @@ class RemoteTable(RemoteView):
 
     def at(self, name: str) -> RemoteView:
         """The rows and columns of a checkpoint, like :meth:`Table.at`."""
+        if not isinstance(name, str):
+            raise InvalidInputError(f"{name!r} is no name of a checkpoint")
         view = RemoteView(self._connection, self._name, name)
         _ = view.schema  # refuses an unknown checkpoint
         return view
@@ -326,6 +330,8 @@ class RemoteScan:
 
     def count_rows(self) -> int:
         """The number of rows."""
+        if self._args.get("columns") is not None:
+            checked_columns(self._args["columns"], self._table._read_schema())
         if set(self._args) <= {"filter", "columns"}:
             return self._table.count_rows(self._args.get("filter"))
         return int(self.to_table().num_rows)
@@ -355,6 +361,8 @@ def _vector(query: Any) -> pa.Array:
         if isinstance(query, pa.Array):
             return query
         found = np.asarray(query)
+        if found.ndim > 2:
+            raise ValueError(f"it has the shape {found.shape}")
         return pa.array(list(found) if found.ndim == 2 else found.ravel())
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise InvalidInputError(f"a query vector is an array of numbers: {error}") from None

@@ -28,6 +28,7 @@ from lancewal.gateway.calls import STOPPING, Call, Limits
 from lancewal.gateway.contract import Answer, Numbered, Request
 from lancewal.gateway.received import refuse_malformed, unfolded_bytes
 from lancewal.gateway.watch import CallTimes
+from lancewal.publish import checked_place
 from lancewal.reader import TableView
 from lancewal.service import checked_take_over
 from lancewal.storage import span
@@ -253,10 +254,7 @@ def _searched(served: Served, request: Request, call: Call) -> tuple[pa.Schema, 
 def _changes(served: Served, request: Request, call: Call) -> tuple[pa.Schema, Iterable[Any]]:
     args = _only(without_values(request), "start", "follow")
     start = args.get("start")
-    try:
-        place = None if start is None else {UUID(shard): int(at) for shard, at in start.items()}
-    except (ValueError, TypeError, AttributeError):
-        raise InvalidInputError("start is an object of shard ids and WAL positions") from None
+    place = None if start is None else checked_place(start)
     feed = served.table.feed()
 
     def said(at: Mapping[UUID, int]) -> bytes:
