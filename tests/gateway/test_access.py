@@ -211,3 +211,9 @@ def test_a_unix_socket_serves_processes_of_this_machine(events: lancewal.Table, 
         writer.put(pa.table({"id": [1], "name": ["a"]}))
         assert table.count_rows() == 1
         assert path.is_socket()
+
+
+def test_tokens_were_shown_with_the_access_that_has_them() -> None:
+    shown = repr(Access(read_write=(WRITES,), read_only=(READS,)))
+    assert WRITES not in shown
+    assert READS not in shown

@@ -234,3 +234,15 @@ def test_a_feed_that_begins_at_a_checkpoint_was_the_whole_feed(gateway: Gateway)
     request = flight.Ticket(Request("changes", "events", {"at": "then"}).encode())
     with flight.connect(gateway.address) as client, pytest.raises(flight.FlightServerError, match="not at"):
         client.do_get(request).read_all()
+
+
+def test_a_reader_with_a_deep_filter_ended_the_gateway(gateway: Gateway) -> None:
+    deep = {"filter": " OR ".join(f"id + {number} = 5" for number in range(20_000))}
+    with flight.connect(gateway.address) as client:
+        with pytest.raises(flight.FlightServerError, match="too many parts"):
+            client.do_get(flight.Ticket(Request("scan", "events", deep).encode())).read_all()
+        with pytest.raises(flight.FlightServerError, match="too many parts"):
+            list(
+                client.do_action(flight.Action("count_rows", Request("count_rows", "events", deep).encode()))
+            )
+        put(client, flight.FlightCallOptions(timeout=PATIENCE))

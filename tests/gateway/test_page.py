@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,6 +29,18 @@ from tests.patience import PATIENCE, wait_until
 from tests.tables import fast, rows
 
 TOKEN = "a-token-that-may-read"
+
+
+def _has_ipv6() -> bool:
+    with socket.socket(socket.AF_INET6) as probe:
+        try:
+            probe.bind(("::1", 0))
+        except OSError:
+            return False
+        return True
+
+
+HAS_IPV6 = socket.has_ipv6 and _has_ipv6()
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
 
@@ -109,6 +122,20 @@ def test_figures_need_the_token_and_the_page_itself_does_not(gateway: Gateway) -
         assert ask(endpoint, "/status.json")[0] == 401
         assert ask(endpoint, "/status.json", "another")[0] == 401
         assert ask(endpoint, "/status.json", TOKEN)[0] == 200
+
+
+def test_only_the_first_of_several_tokens_was_taken(gateway: Gateway) -> None:
+    with HealthEndpoint(gateway, "127.0.0.1:0", token=[TOKEN, "its-successor"]) as endpoint:
+        assert ask(endpoint, "/status.json", TOKEN)[0] == 200
+        assert ask(endpoint, "/status.json", "its-successor")[0] == 200
+        assert ask(endpoint, "/status.json", "another")[0] == 401
+
+
+@pytest.mark.skipif(not HAS_IPV6, reason="this host has no IPv6")
+def test_figures_could_not_be_served_over_ipv6(gateway: Gateway) -> None:
+    with HealthEndpoint(gateway, "[::1]:0") as endpoint:
+        assert endpoint.address.startswith("http://[::1]:")
+        assert ask(endpoint, "/ready")[0] == 200
 
 
 def test_other_machines_are_told_nothing_without_a_token(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from lancewal.errors import InvalidInputError
 from lancewal.predicate.dialect import among, for_datafusion
-from lancewal.predicate.predicate import Predicate
+from lancewal.predicate.predicate import Expression, Predicate
 
 N = 10
 ROWS = pa.table(
@@ -447,3 +447,31 @@ def test_the_fields_of_a_null_struct_had_values(sql: str, matching: list[int]) -
         assert np.flatnonzero(Predicate.parse(sql, rows.schema).mask(rows.slice(1))).tolist() == [
             row - 1 for row in matching if row
         ]
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        " OR ".join(f"id + {number} = 5" for number in range(20_000)),
+        " AND ".join(f"id != {number}" for number in range(20_000)),
+        "id" + " + 1" * 20_000 + " = 1",
+        "true" + " = true" * 20_000,
+        "NOT " * 20_000 + "true",
+        "(" * 20_000 + "true" + ")" * 20_000,
+    ],
+    ids=["or", "and", "plus", "equal", "not", "parentheses"],
+)
+def test_a_chain_that_fills_the_stack_ended_the_process(sql: str) -> None:
+    schema = pa.schema({"id": pa.int64()})
+    with pytest.raises(InvalidInputError, match="too many parts"):
+        Predicate.parse(sql, schema)
+    with pytest.raises(InvalidInputError, match="too many parts"):
+        Expression.parse(sql, schema)
+
+
+def test_many_values_and_ranges_are_no_deep_chain() -> None:
+    rows = pa.table({"id": [1, 7]})
+    many = f"id IN ({', '.join(map(str, range(-20_000, 2)))})"
+    assert Predicate.parse(many, rows.schema).mask(rows).tolist() == [True, False]
+    ranges = " OR ".join(f"id BETWEEN {10 * number} AND {10 * number + 5}" for number in range(1000))
+    assert Predicate.parse(ranges, rows.schema).mask(rows).tolist() == [True, False]

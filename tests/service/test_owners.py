@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,11 +29,12 @@ from lancewal.errors import (
     StorageError,
 )
 from lancewal.format import decode_record, encode_record
+from lancewal.service import delete_through_owners
 from lancewal.service import owners as module
 from lancewal.service.owners import Owner, is_dead_here, read_owners, runs_here, wait_until_gone
 from lancewal.service.presence import _FAREWELLS, _Heart, _heart, presence_at
 from lancewal.storage import ObjectStore, layout
-from tests.faults import FaultyStore
+from tests.faults import FaultyStore, Pause
 from tests.patience import wait_until
 from tests.servers import S3Server
 from tests.service.child import LEASE, WritingProcess
@@ -679,3 +680,74 @@ def test_a_heart_in_which_nothing_was_due_yet_died(local_store: ObjectStore) -> 
         assert pause <= presence.interval
     finally:
         presence.give_up(UUID(int=1))
+
+
+# ------------------------------------------------------------------ closing
+
+
+@pytest.fixture
+def closing(one: lancewal.Table) -> Iterator[tuple[lancewal.Table, Pause]]:
+    """A table whose writer is being closed: its last flush waits for the storage."""
+    store = FaultyStore(ObjectStore.from_uri(one.uri))
+    table = lancewal.Table.open(one.uri, store=store)
+    writer = table.writer(owner_lease=SHORT)
+    writer.put(rows(0, 10))
+    with store.faults.pause("put_if_absent", where="manifest") as pause:
+        thread = threading.Thread(target=writer.close)
+        thread.start()
+        pause.wait_until_reached()
+        yield table, pause
+        pause.release()
+        thread.join()
+    assert ids(table.scan().to_table()) == list(range(10))
+
+
+def test_a_writer_that_took_long_to_close_had_lost_its_shard_with_the_next_heartbeat(
+    closing: tuple[lancewal.Table, Pause],
+) -> None:
+    table, _ = closing
+    presence_at(table.uri).beat()
+    [owner] = table.owners()
+    assert shard_of(table) in owner.shards
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda table: table.flush(),
+        lambda table: table.shard_writer(shard_of(table)).close(),
+        lambda table: delete_through_owners(BaseTable.open(table.uri), table._store, [[99]]),
+    ],
+    ids=["flush", "writer", "load"],
+)
+def test_a_writer_was_fenced_by_its_own_process_while_it_was_closed(
+    closing: tuple[lancewal.Table, Pause], other: Callable[[lancewal.Table], Any]
+) -> None:
+    table, pause = closing
+    epoch = table.shards()[0].epoch
+    thread = threading.Thread(target=other, args=[table])
+    thread.start()
+    thread.join(0.5)  # long enough to do harm
+    assert table.shards()[0].epoch == epoch
+    pause.release()
+    thread.join()
+
+
+def test_a_request_that_came_while_the_shard_was_closed_fenced_its_owner(
+    closing: tuple[lancewal.Table, Pause],
+) -> None:
+    table, pause = closing
+    epoch = table.shards()[0].epoch
+    presence = presence_at(table.uri)
+    presence.beat()
+    with WritingProcess(table) as other:
+        other.send({"do": "flush"})
+
+        def names() -> list[str]:
+            return [info.path for info in table._store.list(layout.owner_dir(presence.owner_id))]
+
+        until(lambda: any(name.endswith(".asked") for name in names()) and presence.serving.locked())
+        assert not any(name.endswith(".answered") for name in names())
+        pause.release()
+        assert other.answer() == {"done": None}
+    assert table.shards()[0].epoch == epoch

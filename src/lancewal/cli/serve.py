@@ -84,9 +84,8 @@ def serve(
         gateway = stack.enter_context(
             Gateway(opened, listen=listen, advertise=advertise, access=access, upkeep=upkeep)
         )
-        # A read-only token, because HTTP sends it in the clear.
-        token = (access.read_only or (None,))[0]
-        health = stack.enter_context(HealthEndpoint(gateway, http, token=token)) if http else None
+        # Read-only tokens, because HTTP sends them in the clear.
+        health = stack.enter_context(HealthEndpoint(gateway, http, token=access.read_only)) if http else None
         # Close the gateway before the endpoint, which says "not ready" while the gateway drains.
         stack.callback(gateway.close)
         served = ", ".join(opened)

@@ -28,8 +28,8 @@ class Access:
     interface or a Unix socket.
     """
 
-    read_write: tuple[str, ...] = ()
-    read_only: tuple[str, ...] = ()
+    read_write: tuple[str, ...] = field(default=(), repr=False)
+    read_only: tuple[str, ...] = field(default=(), repr=False)
     #: The certificate chain and its key, in PEM format.
     certificate: bytes | None = field(default=None, repr=False)
     key: bytes | None = field(default=None, repr=False)

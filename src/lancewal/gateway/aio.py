@@ -360,19 +360,20 @@ class _Line:
     def _write_all(self) -> None:
         """Run the writing thread until this writer is closed and nothing waits."""
         while group := self._next_group():
-            began, number = time.monotonic(), len(group)
             run_in_background(partial(self._write_group, group))
-            self._turnout.note(number, len(self._waiting), time.monotonic() - began)
             del group  # otherwise the last rows and their coroutines would stay in memory until new ones come
         run_in_background(self._close_writer)
 
     def _write_group(self, group: list[_Awaited]) -> None:
+        began = time.monotonic()
         try:
             _write(self.opened(), group)
         except BaseException as error:  # a panic of Lance is no Exception, and all would wait for ever
             for each in group:
                 each.settle(own_copy(error))
         finally:
+            # Before they are told: who puts again at once would be counted twice.
+            self._turnout.note(len(group), len(self._waiting), time.monotonic() - began)
             group[0].wake()
 
     def _next_group(self) -> list[_Awaited]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
@@ -14,7 +14,7 @@ import pyarrow as pa
 from pyarrow import flight
 
 from lancewal.errors import InvalidInputError, LanceWalError, UnavailableError
-from lancewal.format import TableSchema
+from lancewal.format import TableSchema, checked_columns
 from lancewal.gateway.connection import DEFAULT_TIMEOUT, Connection, Trying, as_error, chunks_of
 from lancewal.gateway.contract import Request
 from lancewal.gateway.remote_writer import RemoteWriter
@@ -91,14 +91,16 @@ class RemoteView:
         with_row_source: bool = False,
     ) -> RemoteScan:
         """All rows, each key once, in its newest version; nothing is read before the result is used."""
-        args = {
+        args: dict[str, Any] = {
             "columns": _listed(columns),
             "filter": filter,
             "limit": limit,
             "offset": offset,
-            "with_row_source": with_row_source,
         }
-        return RemoteScan(self, {name: value for name, value in args.items() if value not in (None, False)})
+        if with_row_source:
+            args["with_row_source"] = True
+        # A limit of 0 is no missing limit.
+        return RemoteScan(self, {name: value for name, value in args.items() if value is not None})
 
     def count_rows(self, filter: str | None = None) -> int:
         """The number of rows."""
@@ -148,11 +150,12 @@ class RemoteView:
         return run_sql(query, self.schema, lambda columns: self.scan(columns=columns).to_table())
 
     def _search(self, op: str, args: dict[str, Any], vector: Any) -> pa.Table:
-        args = {name: value for name, value in args.items() if value is not None}
+        if "columns" in args:
+            args["columns"] = _listed(args["columns"])
         values = None if vector is None else pa.table({"vector": _vector(vector)})
         return self._get(Request(op, self._name, args, values))[0]
 
-    def _get(self, request: Request) -> tuple[pa.Table, dict[str, Any]]:
+    def _get(self, request: Request, *, streams: bool = False) -> tuple[pa.Table, dict[str, Any]]:
         """The rows and the metadata that a read returns."""
         ticket = flight.Ticket(replace(request, args={**request.args, **self._at}).encode())
 
@@ -168,7 +171,7 @@ class RemoteView:
             return pa.Table.from_batches(batches, reader.schema), said
 
         with span("lancewal.call", kind="CLIENT", operation=request.op, served_as=self._name):
-            return self._connection.call(get)
+            return self._connection.call(get, streams=streams)
 
     def _act(self, op: str, args: Mapping[str, Any]) -> bytes:
         action = flight.Action(op, Request(op, self._name, {**args, **self._at}).encode())
@@ -224,17 +227,24 @@ class RemoteTable(RemoteView):
 
     def at(self, name: str) -> RemoteView:
         """The rows and columns of a checkpoint, like :meth:`Table.at`."""
+        if not isinstance(name, str):
+            raise InvalidInputError(f"{name!r} is no name of a checkpoint")
         view = RemoteView(self._connection, self._name, name)
         _ = view.schema  # refuses an unknown checkpoint
         return view
 
     def changes(
-        self, start: Mapping[UUID, int] | None = None, *, follow: bool = False
+        self,
+        start: Mapping[UUID, int] | Mapping[str, int] | None = None,
+        *,
+        follow: bool = False,
+        stop: Callable[[], bool] = lambda: False,
     ) -> Iterator[tuple[pa.RecordBatch, dict[UUID, int]]]:
         """Changes from ``start`` on; each batch has a place to continue from, like :meth:`Table.changes`.
 
-        If the gateway is lost, the changes go on with the next one from the last place, so that some batches
-        may come again.
+        ``stop`` is asked after each batch, and every few seconds without any.
+        If the gateway is lost, the changes go on with the next one. Some batches may come again then: with
+        ``follow`` those after the last place, otherwise all, because their place is the end of the changes.
         """
         args: dict[str, Any] = {"follow": follow}
         if start is not None and not isinstance(start, Mapping):
@@ -242,7 +252,7 @@ class RemoteTable(RemoteView):
         if start is not None:
             args["start"] = {str(shard): position for shard, position in start.items()}
         trying = Trying(self._connection.timeout)
-        while True:
+        while not (follow and stop()):
             client, turn = self._connection.client()
             failure: LanceWalError = UnavailableError("the gateway ended the feed")
             ticket = flight.Ticket(Request("changes", self._name, args).encode())
@@ -250,8 +260,11 @@ class RemoteTable(RemoteView):
                 for batch, place in _with_places(client.do_get(ticket, self._connection.options())):
                     if batch.num_rows:
                         yield batch, {UUID(shard): position for shard, position in place.items()}
-                    # Whatever comes after a lost connection begins here, at this or another gateway.
-                    args["start"] = place
+                    if follow:
+                        # Whatever comes after a lost connection begins here, at this or another gateway.
+                        args["start"] = place
+                        if stop():
+                            return
                     trying = Trying(self._connection.timeout)
                 if not follow:
                     return
@@ -288,7 +301,7 @@ class RemoteScan:
 
     def to_table(self) -> pa.Table:
         """Read all rows into memory."""
-        return self._table._get(Request("scan", self._table._name, self._args))[0]
+        return self._table._get(Request("scan", self._table._name, self._args), streams=True)[0]
 
     def to_pandas(self) -> Any:
         """Read all rows into a pandas DataFrame; requires pandas, which you install yourself."""
@@ -302,7 +315,9 @@ class RemoteScan:
         args = {**self._args, **self._table._at}
         ticket = flight.Ticket(Request("scan", self._table._name, args).encode())
         with span("lancewal.call", kind="CLIENT", operation="scan", served_as=self._table._name):
-            reader = self._table._connection.call(lambda client, options: client.do_get(ticket, options))
+            reader = self._table._connection.call(
+                lambda client, options: client.do_get(ticket, options), streams=True
+            )
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:
@@ -315,6 +330,8 @@ class RemoteScan:
 
     def count_rows(self) -> int:
         """The number of rows."""
+        if self._args.get("columns") is not None:
+            checked_columns(self._args["columns"], self._table._read_schema())
         if set(self._args) <= {"filter", "columns"}:
             return self._table.count_rows(self._args.get("filter"))
         return int(self.to_table().num_rows)
@@ -344,6 +361,8 @@ def _vector(query: Any) -> pa.Array:
         if isinstance(query, pa.Array):
             return query
         found = np.asarray(query)
+        if found.ndim > 2:
+            raise ValueError(f"it has the shape {found.shape}")
         return pa.array(list(found) if found.ndim == 2 else found.ravel())
     except (pa.ArrowException, ValueError, TypeError) as error:
         raise InvalidInputError(f"a query vector is an array of numbers: {error}") from None

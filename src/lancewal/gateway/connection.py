@@ -172,13 +172,19 @@ class Connection:
             with contextlib.suppress(pa.ArrowException):
                 client.close()
 
-    def call(self, make: Callable[[flight.FlightClient, flight.FlightCallOptions], R]) -> R:
-        """Make an idempotent call, and retry it until a gateway accepts it."""
+    def call(
+        self, make: Callable[[flight.FlightClient, flight.FlightCallOptions], R], *, streams: bool = False
+    ) -> R:
+        """Make an idempotent call, and retry it until a gateway accepts it.
+
+        A call that ``streams`` has no deadline, only its retries have: many rows take their time, and so does
+        whoever takes them.
+        """
         trying = Trying(self.timeout)
         while True:
             client, turn = self.client()
             try:
-                return make(client, self.options(trying.left))
+                return make(client, self.options(None if streams else trying.left))
             except (flight.FlightError, pa.ArrowException, OSError) as error:
                 failure = as_error(error)
             trying.again(self, turn, failure)

@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from lancewal import errors
 from lancewal.errors import InvalidInputError, LanceWalError, PartialWriteError
+from lancewal.gateway.received import refuse_malformed, unfolded_bytes
 
 #: Attributes of errors that users branch on, besides the class.
 _DETAILS = (
@@ -101,7 +102,8 @@ class Request:
         try:
             with pa.ipc.open_stream(self.encoded_values) as stream:
                 for batch in stream:
-                    held += batch.nbytes
+                    refuse_malformed(batch)
+                    held += unfolded_bytes(batch)
                     if held > most_bytes:
                         raise InvalidInputError(
                             f"the request's values have more than {most_bytes} bytes; ask for fewer at a time"

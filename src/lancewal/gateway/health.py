@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import hmac
 import json
+import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -35,20 +36,26 @@ class HealthEndpoint:
     ``/ready`` returns 503 as soon as the gateway accepts no more calls, so that a stopping gateway gets no
     more traffic. The page shows the levels of each shard, the pending work and the latencies of calls, from
     ``/status.json``. Metrics need the extra ``metrics``. If other machines can reach the endpoint, metrics
-    and the page's figures are served only with a ``token``.
+    and the page's figures are served only with a ``token``, or with any of several.
     """
 
     def __init__(
-        self, gateway: Gateway, listen: str, *, token: str | None = None, look_every: float = EVERY
+        self,
+        gateway: Gateway,
+        listen: str,
+        *,
+        token: str | Sequence[str] | None = None,
+        look_every: float = EVERY,
     ) -> None:
         host, _, port = listen.rpartition(":")
         if not host or not port.isdecimal():
             raise InvalidInputError(f"the HTTP endpoint is {listen!r}; give host:port, as 127.0.0.1:9464")
-        may_tell = token is not None or is_loopback(listen)
+        tokens = (token,) if isinstance(token, str) else tuple(token or ())
+        may_tell = bool(tokens) or is_loopback(listen)
         self._watch = Watch(gateway.tables, gateway.call_times, look_every) if may_tell else None
         metrics = _metrics_of(gateway) if may_tell else None
         try:
-            answers = _Answers(gateway, metrics, self._watch, token)
+            answers = _Answers(gateway, metrics, self._watch, tokens)
             self._server = _Server((host.strip("[]"), int(port)), answers)
         except (OSError, OverflowError) as error:
             if self._watch is not None:
@@ -80,7 +87,7 @@ class _Answers:
     gateway: Gateway
     metrics: Callable[[], bytes] | None
     watch: Watch | None
-    token: str | None
+    tokens: tuple[str, ...]
 
     def status(self) -> dict[str, Any] | None:
         if self.watch is None:
@@ -96,6 +103,8 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], answers: _Answers) -> None:
         self.answers = answers
         self.page = page_files()
+        if ":" in address[0]:
+            self.address_family = socket.AF_INET6
         super().__init__(address, _Handler)
 
 
@@ -126,10 +135,12 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_GET  # noqa: N815 - the base class calls it by this name
 
     def _tell(self, answer: Callable[[], bytes], content_type: str) -> None:
-        """Answer if the request has the token."""
-        token = self.server.answers.token
-        given = self.headers.get("Authorization", "")
-        if token is None or hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
+        """Answer if the request has a known token."""
+        tokens = self.server.answers.tokens
+        given = self.headers.get("Authorization", "").encode()
+        # All tokens are compared, even after a match.
+        known = [hmac.compare_digest(given, f"Bearer {each}".encode()) for each in tokens]
+        if not tokens or any(known):
             self._answer(HTTPStatus.OK, answer(), content_type)
         else:
             self._answer(HTTPStatus.UNAUTHORIZED, b"this needs the token, as Authorization: Bearer ...\n")

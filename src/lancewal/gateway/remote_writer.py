@@ -7,7 +7,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 from uuid import UUID
@@ -27,6 +27,7 @@ from lancewal.format import TableSchema
 from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
 from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting, size_of
+from lancewal.gateway.received import unfolded_bytes
 from lancewal.storage import check_process, is_forked, run_in_background, span, trace_headers
 from lancewal.writer import RETRY_WINDOW, Cast, Find, Intake, Matching, is_stream, streamed_batches
 
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 #: A stream that was idle for so many seconds is closed, because it holds a thread of the gateway.
 _IDLE_SECONDS = 5.0
+#: The most bytes of one part of a delete.
+_PART_BYTES = 16 << 20
 _FAILED_CALLS = (flight.FlightError, pa.ArrowException, OSError, StopIteration)
 
 
@@ -107,13 +110,10 @@ class RemoteWriter:
 
         Rows in memory are sent as one put, and a stream as one put for each batch.
         """
-        batches: Iterable[pa.RecordBatch]
         if is_stream(data):
-            batches = streamed_batches(data, self._intake.plain, casts=self._intake.casts)
-        else:
-            found = [batch for batch in self.batches(data) if batch.num_rows]
-            batches = [_joined(found)] if found else []
-        return RemoteResult(sum(self._gathered("put", batch) for batch in batches if batch.num_rows))
+            return RemoteResult(self._put_stream(data))
+        found = [batch for batch in self.batches(data) if batch.num_rows]
+        return RemoteResult(self._gathered("put", _joined(found)) if found else 0)
 
     def delete(self, keys: Any = None, *, where: str | None = None) -> RemoteResult:
         """Delete rows by key, or rows that match a condition, like :meth:`TableWriter.delete`."""
@@ -121,7 +121,10 @@ class RemoteWriter:
         if keys is None:
             return RemoteResult(0)
         self._intake.deletes(keys)  # refuses invalid keys
-        return RemoteResult(sum(self._gathered("delete", batch) for batch in self._intake.key_batches(keys)))
+        batches = self._intake.key_batches(keys)
+        return RemoteResult(
+            sum(self._gathered("delete", part) for each in batches for part in self._parts(each))
+        )
 
     def update(
         self, where: str, set: Mapping[str, Any] | None = None, *, set_sql: Mapping[str, str] | None = None
@@ -163,6 +166,23 @@ class RemoteWriter:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _parts(self, keys: pa.RecordBatch) -> list[pa.RecordBatch]:
+        """Parts of the keys of a delete: each key becomes a row with a null in every other column."""
+        size = unfolded_bytes(keys, self._intake.plain)
+        rows = max(1, -(-keys.num_rows // (size // _PART_BYTES + 1)))
+        return [keys.slice(first, rows) for first in range(0, keys.num_rows, rows)]
+
+    def _put_stream(self, stream: Any) -> int:
+        written = 0
+        try:
+            for batch in streamed_batches(stream, self._intake.plain, casts=self._intake.casts):
+                if batch.num_rows:
+                    written += self._gathered("put", batch)
+        except (InvalidInputError, *PASSING) as error:
+            # These errors say that nothing was written, which is true of the last batch alone.
+            raise type(error)(f"{error} (of the stream, {written} rows before it are written)") from None
+        return written
 
     def _gathered(self, op: str, batch: pa.RecordBatch) -> int:
         """Send one put, alone or with others; returns its rows."""

@@ -26,7 +26,9 @@ from lancewal.errors import (
 from lancewal.format import PutId, has_dictionary
 from lancewal.gateway.calls import STOPPING, Call, Limits
 from lancewal.gateway.contract import Answer, Numbered, Request
+from lancewal.gateway.received import refuse_malformed, unfolded_bytes
 from lancewal.gateway.watch import CallTimes
+from lancewal.publish import checked_place
 from lancewal.reader import TableView
 from lancewal.service import checked_take_over
 from lancewal.storage import span
@@ -64,15 +66,15 @@ class Served:
         self._intakes: dict[Cast, tuple[TableWriter, Intake]] = {}
 
     def write(self, op: str, batch: pa.RecordBatch, cast: Cast, put_id: PutId | None) -> int:
-        """Write one put, after checking its size; returns its rows."""
-        if batch.nbytes > self.limits.put_bytes:
-            raise InvalidInputError(
-                f"the put has {batch.nbytes} bytes, {self.limits.put_bytes} are allowed; send it in parts"
-            )
+        """Write one put, after checking its form and its size; returns its rows."""
+        refuse_malformed(batch)
+        self._refuse_large(batch.nbytes)
         with self.times.timed(self.name, op):
             while True:
                 writer = self._open_writer()
                 try:
+                    if op == "delete" or not batch.schema.equals(writer.schema):
+                        self._refuse_large(unfolded_bytes(batch, writer.schema))
                     write = writer.delete if op == "delete" else writer.put
                     as_given = op == "delete" or cast == "numbers"
                     data: Any = batch if as_given else self._intake(writer, cast).upserts(batch)
@@ -85,6 +87,12 @@ class Served:
                 except InvalidInputError:
                     if not self._renewed(writer, batch.schema):
                         raise
+
+    def _refuse_large(self, num_bytes: int) -> None:
+        if num_bytes > self.limits.put_bytes:
+            raise InvalidInputError(
+                f"the put has {num_bytes} bytes, {self.limits.put_bytes} are allowed; send it in parts"
+            )
 
     def _renewed(self, writer: TableWriter, given: pa.Schema) -> bool:
         """Whether ``writer`` was replaced because rows have columns that the table got after it was opened.
@@ -246,10 +254,7 @@ def _searched(served: Served, request: Request, call: Call) -> tuple[pa.Schema, 
 def _changes(served: Served, request: Request, call: Call) -> tuple[pa.Schema, Iterable[Any]]:
     args = _only(without_values(request), "start", "follow")
     start = args.get("start")
-    try:
-        place = None if start is None else {UUID(shard): int(at) for shard, at in start.items()}
-    except (ValueError, TypeError, AttributeError):
-        raise InvalidInputError("start is an object of shard ids and WAL positions") from None
+    place = None if start is None else checked_place(start)
     feed = served.table.feed()
 
     def said(at: Mapping[UUID, int]) -> bytes:
@@ -265,7 +270,10 @@ def _changes(served: Served, request: Request, call: Call) -> tuple[pa.Schema, I
         def stopped() -> bool:
             return served.stop.is_set() or call.is_cancelled()
 
-        for batch, at in feed.follow(place, stop=stopped, wait=wait, tell_idle=True):
+        # Told before any change: a client that loses this gateway now goes on from here at the next one.
+        begin = feed.latest() if place is None else place
+        yield pa.RecordBatch.from_pylist([], schema=feed.schema), said(begin)
+        for batch, at in feed.follow(begin, stop=stopped, wait=wait, tell_idle=True):
             if batch.num_rows:
                 changed = time.monotonic()
             elif time.monotonic() - told < _HEARTBEAT:

@@ -24,11 +24,44 @@ _TOKEN = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _REGEXP_MATCH = "regexp_match"
+#: The most terms and parts of a term in one chain. Twice as many fill the stack of a thread.
+_MOST_DEPTH = 1250
 
 #: The least 64-bit integer needs another form: Lance reads the digits without the sign, finds them too large
 #: for an integer, and takes the literal for a float, which it then refuses to compare with an integer column.
 _LEAST_INT64 = -(1 << 63)
 _LEAST_INT64_LITERAL = f"({_LEAST_INT64 + 1} - 1)"
+
+
+def refuse_deep(sql: str, what: str = "filter") -> None:
+    """Refuse SQL whose tree may be too deep.
+
+    Lance and DataFusion walk the tree by recursion, and a process ends without an error when its stack is
+    full. The terms of a chain of AND and OR lie below each other, and so do the parts of a term.
+
+    >>> refuse_deep("id" + " + 1" * 2000 + " = 1")
+    Traceback (most recent call last):
+        ...
+    lancewal.errors.InvalidInputError: the filter has too many parts in one chain; name values with IN (…)
+    """
+    if len(sql) <= _MOST_DEPTH:
+        return
+    terms = parts = longest = 0
+    is_range = False
+    for match in _TOKEN.finditer(sql):
+        if match.lastgroup == "space":
+            continue
+        word = match.group().upper()
+        if word in (",", "AND", "OR"):
+            # The AND of a BETWEEN joins no terms.
+            terms += word != "," and not is_range
+            is_range, parts = False, 0
+            continue
+        is_range |= word == "BETWEEN"
+        parts += 1
+        longest = max(longest, parts)
+    if terms + longest > _MOST_DEPTH:
+        raise InvalidInputError(f"the {what} has too many parts in one chain; name values with IN (…)")
 
 
 def for_datafusion(sql: str, columns: Sequence[str]) -> str:
@@ -47,11 +80,14 @@ def for_datafusion(sql: str, columns: Sequence[str]) -> str:
             text = token[1:-1].replace('""', '"')
             out.append(_quoted_text(text))
         elif kind == "word":
-            following = tokens[place + 1 :]
+            following = tokens[place + 1] if place + 1 < len(tokens) else ("", "")
             # The fields of a struct keep their case, and so does the letter before a literal, as in X'00'.
             is_field = place > 0 and tokens[place - 1][1] == "."
-            is_prefix = bool(following) and following[0][0] in ("text", "double")
-            out.append(token if is_field or is_prefix else _resolved(token, columns, folded, following))
+            is_prefix = following[0] in ("text", "double")
+            # By numbers, not in slices: a filter may have a hundred thousand tokens.
+            ahead = range(place + 1, len(tokens))
+            after = next((tokens[at][1] for at in ahead if tokens[at][0] != "space"), "")
+            out.append(token if is_field or is_prefix else _resolved(token, columns, folded, after))
         else:
             out.append(token)
     return _with_boolean_matches(out)
@@ -129,13 +165,10 @@ def _quoted_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _resolved(
-    word: str, columns: Sequence[str], folded: dict[str, list[str]], following: list[tuple[str, str]]
-) -> str:
+def _resolved(word: str, columns: Sequence[str], folded: dict[str, list[str]], after: str) -> str:
     """A bare word in the case of the function or column that it names; keywords stay as they are."""
     if word in columns:
         return word
-    after = next((token for kind, token in following if kind != "space"), "")
     if after == "(":
         return word.lower()
     candidates = folded.get(word.lower(), [])
@@ -149,22 +182,25 @@ def _with_boolean_matches(tokens: list[str]) -> str:
     for place, token in enumerate(tokens):
         out.append(token)
         if token == "(":
-            open_calls.append(_last_word(out[:-1]) == _REGEXP_MATCH)
+            open_calls.append(_last_word(out, len(out) - 1) == _REGEXP_MATCH)
         elif token == ")" and open_calls and open_calls.pop():
-            after = next((t.lower() for t in tokens[place + 1 :] if t.strip()), "")
+            after = next(
+                (tokens[at].lower() for at in range(place + 1, len(tokens)) if tokens[at].strip()), ""
+            )
             if after in ("", "and", "or", ")"):
                 out.append(" IS NOT NULL")
     return "".join(out)
 
 
-def _last_word(tokens: list[str]) -> str:
-    place = _last_place(tokens)
+def _last_word(tokens: list[str], end: int | None = None) -> str:
+    place = _last_place(tokens, end)
     return "" if place is None else tokens[place]
 
 
-def _last_place(tokens: list[str]) -> int | None:
-    """The place of the last token that is not a space."""
-    return next((place for place in reversed(range(len(tokens))) if tokens[place].strip()), None)
+def _last_place(tokens: list[str], end: int | None = None) -> int | None:
+    """The place of the last token, before ``end``, that is not a space."""
+    places = reversed(range(len(tokens) if end is None else end))
+    return next((place for place in places if tokens[place].strip()), None)
 
 
 def _is_sign(before: list[str]) -> bool:

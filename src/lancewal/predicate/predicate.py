@@ -64,6 +64,7 @@ class Predicate:
         [False, False, True]
         """
         _refuse_other_than_text(sql)
+        dialect.refuse_deep(sql)
         single = _single_equality(sql, schema)
         if single is not None:
             return cls(dialect.with_readable_integers(sql), [single], None, frozenset())
@@ -254,6 +255,7 @@ class Expression:
         [11, None]
         """
         _refuse_other_than_text(sql)
+        dialect.refuse_deep(sql, "expression")
         frame = _frame(hashable(schema))
         parsed = _parse(frame, sql, schema, "expression")
         # Rows come in batches: a window or an aggregate would be one of some of the rows.

@@ -9,6 +9,7 @@ from lancewal.publish.feed import (
     UPSERT,
     ChangeFeed,
     Positions,
+    checked_place,
     ending_before_pointers,
     feed_schema,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "append_rows",
     "append_transaction",
     "begin_append",
+    "checked_place",
     "ending_before_pointers",
     "feed_schema",
     "finish_append",

@@ -112,17 +112,24 @@ class Presence:
         return self._store
 
     def holder(self, shard_id: UUID) -> ShardWriter | None:
-        """The usable writer in this process that owns the shard, if there is one."""
-        with self._lock:
-            held = self._held.get(shard_id)
-        writer = None if held is None else held()
-        return writer if writer is not None and writer.usable else None
+        """The usable writer in this process that owns the shard, if there is one.
+
+        Waits while another thread closes the writer: a claim would fence its last flush.
+        """
+        while True:
+            with self._lock:
+                held = self._held.get(shard_id)
+            writer = None if held is None else held()
+            if writer is None or not writer.closing:
+                return writer if writer is not None and writer.usable else None
+            time.sleep(_SHORTEST_PAUSE)
 
     def shards(self) -> dict[UUID, int]:
         """The shards that this process owns, with their epochs."""
         with self._lock:
             writers, claimed = [held() for held in self._held.values()], dict(self._claimed)
-        return {w.shard_id: w.epoch for w in writers if w is not None and w.usable} | claimed
+        # A writer that is being closed keeps its shard until its last rows are flushed.
+        return {w.shard_id: w.epoch for w in writers if w is not None and (w.usable or w.closing)} | claimed
 
     def is_needed(self) -> bool:
         """Whether there is a record to write or to delete."""

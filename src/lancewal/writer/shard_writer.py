@@ -280,6 +280,12 @@ class ShardWriter:
         return not self._state.closed and self._state.ended.failure is None and self._finalizer.alive
 
     @property
+    def closing(self) -> bool:
+        """Whether a thread is closing it: it takes no puts, and still needs its shard for its last rows."""
+        is_at_work = self._state.ended.failure is None and self._finalizer.alive
+        return self._state.closed and self._close_lock.locked() and is_at_work
+
+    @property
     def readable(self) -> bool:
         """Whether this writer serves reads: it has MemTables, is open, and memory is not ahead of the log."""
         return self.config.enable_memtable and not self._state.closed and not self._state.ended.poisoned
