@@ -166,7 +166,7 @@ def test_a_sequence_of_structs_failed_in_the_second_micro_batch(spark: SparkSess
     at = pa.struct([("file", pa.int32()), ("row", pa.int32())])
     table = new_table(tmp_path / "table", pa.schema([*KEYED, pa.field("at", at)], metadata=KEYED.metadata))
     events = spark.readStream.schema("id long, name string, at struct<file: int, row: int>")
-    with pytest.raises(InvalidInputError, match="sequence_by names at, which is struct.*plain value"):
+    with pytest.raises(InvalidInputError, match=r"sequence_by names at, which is struct.*plain value"):
         apply_changes(events.json(str(tmp_path)), table.uri, str(tmp_path / "c"), sequence_by="at")
 
 
