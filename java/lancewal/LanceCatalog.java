@@ -1,6 +1,7 @@
 package lancewal;
 
 import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.node.ArrayNode;
 import com.fasterxml.jackson.databind.node.ObjectNode;
 import java.util.Arrays;
 import java.util.HashMap;
@@ -151,7 +152,18 @@ public final class LanceCatalog implements StagingTableCatalog, ProcedureCatalog
 
   private LanceTable created(Identifier table, TableInfo info) throws TableAlreadyExistsException {
     Map<String, String> options = options(table);
-    info.properties().forEach((key, value) -> property(key, value, options));
+    ArrayNode named = PythonCalls.JSON.createArrayNode();
+    info.properties()
+        .forEach(
+            (key, value) -> {
+              if (property(key, value)) {
+                options.put(key, value);
+                // What is an option of the write that makes the table comes under both names.
+                if (key.equalsIgnoreCase("path") || !info.properties().containsKey(OPTION_PREFIX + key)) {
+                  named.add(key);
+                }
+              }
+            });
     if (info.partitions().length > 1) {
       throw new UnsupportedOperationException(
           "a table is sharded by one column, not by " + Arrays.toString(info.partitions()));
@@ -171,6 +183,7 @@ public final class LanceCatalog implements StagingTableCatalog, ProcedureCatalog
     }
     ObjectNode arguments = PythonCalls.JSON.createObjectNode();
     arguments.put("schema", info.schema().json());
+    arguments.set("properties", named);
     try {
       PythonCalls.ask("create", options, arguments);
       return load(table, options(table));
@@ -187,7 +200,8 @@ public final class LanceCatalog implements StagingTableCatalog, ProcedureCatalog
     }
   }
 
-  private void property(String key, String value, Map<String, String> options) {
+  /** Whether a property is an option of lancewal's, and not one that Spark adds. */
+  private boolean property(String key, String value) {
     if (key.equals(PROP_LOCATION)) {
       String path = value.startsWith("file:/") ? value.replaceFirst("^file:/+", "/") : value;
       throw new UnsupportedOperationException(
@@ -200,9 +214,7 @@ public final class LanceCatalog implements StagingTableCatalog, ProcedureCatalog
       throw new UnsupportedOperationException(
           "tables of " + name + " are lancewal's, not " + value + "'s; leave USING out");
     }
-    if (!SPARKS_OWN.contains(key) && !key.startsWith(OPTION_PREFIX)) {
-      options.put(key, value);
-    }
+    return !SPARKS_OWN.contains(key) && !key.startsWith(OPTION_PREFIX);
   }
 
   /** The column that is meant, as the table spells it. Spark resolves no names of a PRIMARY KEY. */

@@ -1,11 +1,13 @@
 package lancewal;
 
+import java.util.Arrays;
 import org.apache.spark.sql.SparkSessionExtensions;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.execution.datasources.v2.DataSourceV2Relation;
 import org.apache.spark.sql.execution.datasources.v2.python.PythonTable;
 import org.apache.spark.sql.internal.SQLConf;
+import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 import scala.Function1;
 import scala.PartialFunction;
@@ -55,6 +57,9 @@ public final class LanceExtensions extends AbstractFunction1<SparkSessionExtensi
           DataSourceV2Relation relation = (DataSourceV2Relation) plan;
           CaseInsensitiveStringMap options = relation.options();
           PythonCalls.Description described = PythonCalls.loaded((PythonTable) relation.table(), options);
+          if (!hasColumns(described.schema(), relation.schema())) {
+            return otherwise.apply(plan);
+          }
           LanceTable table = new LanceTable(PythonCalls.FORMAT, options.asCaseSensitiveMap(), described);
           @SuppressWarnings("unchecked")
           B replaced =
@@ -69,6 +74,21 @@ public final class LanceExtensions extends AbstractFunction1<SparkSessionExtensi
           return replaced;
         }
       };
+
+  /**
+   * Whether a table shows columns as {@code wanted} has them. A schema of the user's own ({@code
+   * spark.read.schema}) may have other types, into which Python converts; the front would show the bytes of one
+   * type as another.
+   */
+  private static boolean hasColumns(StructType table, StructType wanted) {
+    return Arrays.stream(wanted.fields())
+        .allMatch(
+            field ->
+                Arrays.stream(table.fields())
+                    .anyMatch(
+                        column ->
+                            column.name().equals(field.name()) && column.dataType().equals(field.dataType())));
+  }
 
   /** Jobs and the change feed are sources of their own kind, and who asked for filterPushdown has it. */
   private static boolean isPlainRead(CaseInsensitiveStringMap options) {

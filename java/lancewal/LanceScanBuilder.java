@@ -76,8 +76,21 @@ final class LanceScanBuilder
 
   /** Whether {@code column} is the one that is wanted, of which Spark may want fewer nested fields. */
   private static boolean shows(StructField column, StructField wanted) {
-    return column.name().equals(wanted.name())
-        && (hasFields(wanted.dataType()) || column.dataType().equals(wanted.dataType()));
+    return column.name().equals(wanted.name()) && shows(column.dataType(), wanted.dataType());
+  }
+
+  private static boolean shows(DataType type, DataType wanted) {
+    if (type instanceof StructType fields && wanted instanceof StructType some) {
+      return Arrays.stream(some.fields())
+          .allMatch(each -> Arrays.stream(fields.fields()).anyMatch(field -> shows(field, each)));
+    }
+    if (type instanceof ArrayType list && wanted instanceof ArrayType other) {
+      return shows(list.elementType(), other.elementType());
+    }
+    if (type instanceof MapType map && wanted instanceof MapType other) {
+      return shows(map.keyType(), other.keyType()) && shows(map.valueType(), other.valueType());
+    }
+    return type.equals(wanted);
   }
 
   private static boolean hasFields(DataType type) {

@@ -1,9 +1,9 @@
 package lancewal;
 
-import java.util.HashMap;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
+import java.util.TreeMap;
 import org.apache.spark.sql.connector.catalog.SupportsRead;
 import org.apache.spark.sql.connector.catalog.SupportsRowLevelOperations;
 import org.apache.spark.sql.connector.catalog.SupportsWrite;
@@ -20,6 +20,8 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /** A table of lancewal for Spark's planner. Rows are read and written by Python workers. */
 class LanceTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperations {
+  private static final String PATH = "path";
+
   private final String name;
   private final Map<String, String> options;
   final PythonCalls.Description described;
@@ -63,7 +65,7 @@ class LanceTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperati
   @Override
   public ScanBuilder newScanBuilder(CaseInsensitiveStringMap given) {
     CaseInsensitiveStringMap all = merged(given);
-    boolean more = !options.keySet().containsAll(given.asCaseSensitiveMap().keySet());
+    boolean more = !all.equals(new CaseInsensitiveStringMap(options));
     return new LanceScanBuilder(more ? Refusals.shown(() -> PythonCalls.describe(all)) : described, all);
   }
 
@@ -110,9 +112,16 @@ class LanceTable implements SupportsRead, SupportsWrite, SupportsRowLevelOperati
         });
   }
 
+  /** The table's options and those of one query, which win, except that they cannot say another place. */
   private CaseInsensitiveStringMap merged(CaseInsensitiveStringMap given) {
-    Map<String, String> all = new HashMap<>(given.asCaseSensitiveMap());
+    Map<String, String> all = new TreeMap<>(String.CASE_INSENSITIVE_ORDER);
     all.putAll(options);
+    String place = all.get(PATH);
+    all.putAll(given.asCaseSensitiveMap());
+    if (place != null && !place.equals(all.get(PATH))) {
+      throw new UnsupportedOperationException(
+          "the table is at " + place + ", and the option path says " + all.get(PATH) + "; leave it out");
+    }
     return new CaseInsensitiveStringMap(all);
   }
 }

@@ -132,6 +132,7 @@ def test_a_table_of_a_query_that_fails_is_not_left_behind(spark: SparkSession, r
         ),
         ("id BIGINT, v VARIANT", "column v is a variant"),
         ("id BIGINT, v INTERVAL YEAR", "column v is interval year, which no table can hold"),
+        ("id BIGINT, v ARRAY<INTERVAL DAY>", "column v is interval day, which comes back as interval day to"),
         ("a BIGINT, b BIGINT, PRIMARY KEY (a, b)) PARTITIONED BY (a, b", "sharded by one column"),
         ("a BIGINT, b BIGINT, PRIMARY KEY (a, b)) PARTITIONED BY (bucket(4, a, b)", "sharded by one column"),
     ],
@@ -142,6 +143,45 @@ def test_what_a_new_table_would_not_keep_is_refused_by_name(
     with pytest.raises(Exception, match=said):
         ask(spark, f"CREATE TABLE here.other ({columns})")
     assert not Path(root, "other").exists()
+
+
+@pytest.mark.parametrize("name", ["path", "Path", "columns", "versionAsOf", "txnAppId"])
+def test_a_property_that_is_none_of_a_table_made_one_elsewhere_or_did_nothing(
+    spark: SparkSession, root: str, name: str
+) -> None:
+    elsewhere = f"{root}-elsewhere"
+    with pytest.raises(Exception, match=f"{name} is no property of a table"):
+        ask(spark, f"CREATE TABLE here.other (id BIGINT) TBLPROPERTIES ({name} = '{elsewhere}')")
+    assert not Path(root, "other").exists()
+    assert not Path(elsewhere).exists()
+    # Options of the frame that fills a new table are not its properties.
+    spark.range(3).writeTo("here.other").tableProperty("primaryKey", "id").option("walBytes", "0").create()
+    assert len(content(f"{root}/other")) == 3
+
+
+def test_a_table_without_columns_was_made_and_could_not_be_read(spark: SparkSession, root: str) -> None:
+    with pytest.raises(Exception, match="a table needs columns"):
+        ask(spark, "CREATE TABLE here.other")
+    assert not Path(root, "other").exists()
+
+
+def test_an_option_of_a_query_lost_against_the_catalogs_and_its_path_was_passed_over(
+    spark: SparkSession, tmp_path: Path, root: str
+) -> None:
+    table = new_table(tmp_path / "docs")
+    with table.writer() as writer:
+        writer.put(rows(0, 5))
+    spark.conf.set("spark.sql.catalog.here.filter", "id > 1")
+    try:
+        assert ask(spark, "SELECT count(*) FROM here.docs") == [(3,)]
+        assert ask(spark, "SELECT id FROM here.docs WITH (Filter = 'id > 3')") == [(4,)]
+    finally:
+        spark.conf.unset("spark.sql.catalog.here.filter")
+    with pytest.raises(Exception, match="the option path says /elsewhere; leave it out"):
+        ask(spark, "INSERT INTO here.docs WITH (path = '/elsewhere') VALUES (9, 'x')")
+    with pytest.raises(Exception, match="the option path says /elsewhere; leave it out"):
+        ask(spark, "SELECT * FROM here.docs WITH (path = '/elsewhere')")
+    assert len(content(table)) == 5
 
 
 def test_a_past_time_and_a_procedure_without_its_table_are_refused_for_what_they_are(

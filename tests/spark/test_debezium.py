@@ -162,6 +162,14 @@ def test_a_table_that_cannot_keep_the_sequence_is_refused(spark: SparkSession, t
         apply_changes(events, sequenced.uri, str(tmp_path / "c"), **how)
 
 
+def test_a_sequence_of_structs_failed_in_the_second_micro_batch(spark: SparkSession, tmp_path: Path) -> None:
+    at = pa.struct([("file", pa.int32()), ("row", pa.int32())])
+    table = new_table(tmp_path / "table", pa.schema([*KEYED, pa.field("at", at)], metadata=KEYED.metadata))
+    events = spark.readStream.schema("id long, name string, at struct<file: int, row: int>")
+    with pytest.raises(InvalidInputError, match=r"sequence_by names at, which is struct.*plain value"):
+        apply_changes(events.json(str(tmp_path)), table.uri, str(tmp_path / "c"), sequence_by="at")
+
+
 def test_one_query_fills_two_tables_each_micro_batch_once(spark: SparkSession, tmp_path: Path) -> None:
     tables = [new_table(tmp_path / name, APPEND_ONLY) for name in ("one", "other")]
     writers = [batch_writer(table.uri, f"of-{number}") for number, table in enumerate(tables)]

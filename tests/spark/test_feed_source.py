@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import lance
 import pytest
 
 import lancewal
@@ -126,6 +127,18 @@ def test_a_range_is_read_as_a_batch(spark: SparkSession, tmp_path: Path) -> None
     assert read_range(startingPosition=place) == list(range(5, 10))
     assert read_range(endingPosition=place, columns="id") == list(range(5))
     assert read_range(startingPosition="latest") == []
+
+
+def test_a_column_that_was_renamed_under_a_feed_was_a_key_error(tmp_path: Path) -> None:
+    table = new_table(tmp_path / "table")
+    with table.writer() as writer:
+        writer.put(rows(0, 3))
+    stream = stream_of(table, startingPosition="earliest")
+    start, end = stream.initialOffset(), stream.latestOffset()
+    assert len(read(stream, start, end)) == 3
+    lance.dataset(table.uri).alter_columns({"path": "name", "name": "title"})
+    with pytest.raises(InvalidInputError, match=r"has no column name any more; .* start the stream, again"):
+        read(stream, start, end)
 
 
 @needs_limits
@@ -258,6 +271,22 @@ def test_what_a_stream_cannot_do_is_said_by_the_query(
     query = df.writeStream.format("noop").option("checkpointLocation", str(tmp_path / "c")).start()
     with pytest.raises(Exception, match=reason):
         query.awaitTermination()
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "said"),
+    [
+        ("shards", " ", "option shards names nothing"),
+        ("changeTypes", "", "option changeTypes names nothing"),
+        ("limit", "1", "option limit does not apply to the change feed"),
+    ],
+)
+def test_an_option_of_a_feed_that_read_nothing_or_did_nothing_is_refused(
+    tmp_path: Path, option: str, value: str, said: str
+) -> None:
+    stream = stream_of(new_table(tmp_path / "table"), **{option: value})
+    with pytest.raises(InvalidInputError, match=said):
+        stream.initialOffset()
 
 
 def test_limits_that_are_no_numbers_are_refused_at_once(spark: SparkSession, tmp_path: Path) -> None:

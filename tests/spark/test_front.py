@@ -113,6 +113,32 @@ def test_an_error_of_a_query_stays_the_same_error(spark: SparkSession, table: la
         spark.read.format("lancewal").option("nonsense", "1").load(table.uri).collect()
 
 
+@pytest.mark.parametrize("answers", ["true", "false"])
+def test_a_schema_of_ones_own_showed_the_bytes_of_one_type_as_another(
+    spark: SparkSession, tmp_path: Path, answers: str
+) -> None:
+    inside = pa.struct([("a", pa.int32()), ("b", pa.string())])
+    schema = pa.schema([*KEYED, pa.field("st", inside)], metadata=KEYED.metadata)
+    table = new_table(tmp_path / "table", schema)
+    with table.writer() as writer:
+        writer.put([{"id": 1, "name": "one", "st": {"a": 1, "b": "x"}}, {"id": 2, "name": None, "st": None}])
+
+    def read(columns: str) -> list[Any]:
+        df = spark.read.schema(columns).format("lancewal").load(table.uri)
+        return sorted((row.asDict(recursive=True) for row in df.collect()), key=str)
+
+    spark.conf.set("spark.sql.lancewal.answers", answers)
+    try:
+        assert read("st struct<b: string, a: int>") == [{"st": None}, {"st": {"b": "x", "a": 1}}]
+        # What Python converts is converted with the front too.
+        assert read("id int") == [{"id": 1}, {"id": 2}]
+        assert read("name string, id long") == [{"name": "one", "id": 1}, {"name": None, "id": 2}]
+        with pytest.raises(Exception, match="the table has no column none"):
+            read("id long, none int")
+    finally:
+        spark.conf.set("spark.sql.lancewal.answers", "true")
+
+
 def field(name: str) -> dict[str, Any]:
     return {"field": [name]}
 

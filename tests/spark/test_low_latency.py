@@ -21,7 +21,7 @@ from lancewal.shard import ShardRouter, WalTailer
 from lancewal.shard.discovery import discover_manifests
 from lancewal.spark import route, stream, write
 from lancewal.spark.columns import bucket_column, spark_schema
-from lancewal.spark.low_latency import Appending
+from lancewal.spark.low_latency import Appending, query_id
 from lancewal.spark.options import OpenTable
 from lancewal.storage import ObjectStore, layout
 from tests.spark.tables import content, frame, named, new_table, options_of, spark_content
@@ -242,3 +242,17 @@ def test_more_than_an_entry_can_hold_is_sent_the_other_way(
     table = new_table(tmp_path / "table", KEYED)
     with pytest.raises(InvalidInputError, match="too much"):
         task(table, Transaction("app", 0)).append(iter([part_of(table, 0)]), 0)
+
+
+@pytest.mark.parametrize("name", ["c[1]", "c{a,b}", "c*", "c?\\d"])
+def test_a_checkpoint_s_path_was_taken_for_a_pattern(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    table = new_table(tmp_path / "table")
+    frame(spark, named(0, 3)).write.json(str(tmp_path / "in"))
+    incoming = spark.readStream.schema("id long, name string").json(str(tmp_path / "in"))
+    # Another checkpoint that the pattern would match.
+    (tmp_path / "c1").mkdir()
+    (tmp_path / "c1" / "metadata").write_text('{"id": "another"}')
+    query = stream(incoming, table.uri, str(tmp_path / name), trigger={"availableNow": True})
+    query.awaitTermination()
+    assert content(table) == named(0, 3)
+    assert query_id(spark, str(tmp_path / name)) == str(query.id)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 import pyarrow as pa
 import pytest
@@ -73,6 +75,18 @@ def test_progress_has_rows_observed_figures_and_places_and_reports_have_the_rest
     if HAS_LIMITS:
         assert json.loads(source.latestOffset)["positions"] == reached
         assert feed_lag(following) == dict.fromkeys(ends, 0)
+
+
+def test_a_shard_that_came_since_the_last_micro_batch_had_no_lag() -> None:
+    old, new = (str(UUID(int=number)) for number in (1, 2))
+    source = SimpleNamespace(
+        endOffset=json.dumps({"positions": {old: 3}}),
+        latestOffset=json.dumps({"positions": {old: 5, new: 4}}),
+    )
+    query = SimpleNamespace(lastProgress=SimpleNamespace(sources=[source]))
+    assert feed_lag(query) == {UUID(old): 2, UUID(new): 3}  # type: ignore[arg-type]
+    source.endOffset = None
+    assert feed_lag(query) == {}  # type: ignore[arg-type]
 
 
 def test_a_claim_in_the_midst_of_a_write_is_a_conflict_and_nothing_is_lost(

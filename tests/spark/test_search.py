@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,6 +111,9 @@ def test_searches_are_table_functions_of_sql(spark: SparkSession, table: lancewa
         ({"columns": ["id", "none"]}, "no column none"),
         ({"filter": "none = 1"}, "none"),
         ({"metric": "far"}, "far"),
+        ({"query_column": "text"}, "column 'text' is string; a query is an array of numbers"),
+        ({"columns": ["id", "id"]}, "columns names id twice"),
+        ({"columns": []}, "columns names nothing"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_a_task_starts(
@@ -123,7 +127,49 @@ def test_what_cannot_be_searched_is_refused_before_a_task_starts(
         vector_search(frame, table.uri, **given)
 
 
-def test_a_name_that_both_sides_have_is_refused(spark: SparkSession, table: lancewal.Table) -> None:
-    frame = spark.createDataFrame([(1, [0.5] * 4)], "id long, vector array<float>")
+@pytest.mark.parametrize("name", ["id", "ID", "_rank"])
+def test_a_name_that_both_sides_have_is_refused(
+    spark: SparkSession, table: lancewal.Table, name: str
+) -> None:
+    frame = spark.createDataFrame([(1, [0.5] * 4)], f"{name} long, vector array<float>")
     with pytest.raises(InvalidInputError, match="rename it"):
         vector_search(frame, table.uri, "vector", 1)
+
+
+def test_dots_and_backticks_in_names_of_queries_were_taken_for_fields_and_quotes(
+    spark: SparkSession, table: lancewal.Table
+) -> None:
+    frame = spark.createDataFrame([(7, [0.5] * 4, "fox")]).toDF("a.b", "the `query", "words.of it")
+    near = vector_search(frame, table.uri, "vector", 2, query_column="the `query", columns=["id"])
+    assert near.columns == ["a.b", "words.of it", "id", "_distance", "_rank"]
+    expected = table.vector_search("vector", [0.5] * 4, 2)["id"].to_pylist()
+    assert [tuple(row)[:3] for row in near.orderBy("_rank").collect()] == [(7, "fox", i) for i in expected]
+    found = full_text_search(frame, table.uri, "text", 2, query_column="words.of it", columns=["text"])
+    assert found.columns == ["a.b", "the `query", "words.of it", "text", "_score", "_rank"]
+    assert all("fox" in row.text for row in found.collect())
+    assert found.count() == 2
+
+
+def test_a_question_without_a_word_failed_all_others(spark: SparkSession, table: lancewal.Table) -> None:
+    asked = spark.createDataFrame([("",), ("fox",), (" \n",), (None,)], "question string")
+    found = full_text_search(asked, table.uri, "text", 1, query_column="question", columns=["id"])
+    assert [row.question for row in found.collect()] == ["fox"]
+    register_functions(spark)
+    asked.createOrReplaceTempView("blank")
+    search = f"lance_full_text_search('{table.uri}', 'text', question, 1)"
+    rows = spark.sql(f"SELECT question FROM blank, LATERAL {search}").collect()
+    assert [row.question for row in rows] == ["fox"]
+
+
+def test_a_table_with_a_map_failed_in_a_table_function(spark: SparkSession, tmp_path: Path) -> None:
+    pairs = pa.map_(pa.string(), pa.int32())
+    schema = pa.schema([*SCHEMA, ("pairs", pairs), ("more", pa.list_(pa.struct([("inside", pairs)])))])
+    table = new_table(tmp_path / "maps", schema)
+    row = {"id": 1, "text": "fox", "vector": [0.5] * 4}
+    with table.writer() as writer:
+        writer.put([{**row, "pairs": [("a", 1), ("b", None)], "more": [{"inside": [("c", 3)]}]}])
+    register_functions(spark)
+    search = f"lance_full_text_search('{table.uri}', 'text', 'fox', 1)"
+    (found,) = spark.sql(f"SELECT pairs, more FROM {search}").collect()
+    assert found.pairs == {"a": 1, "b": None}
+    assert found.more[0].inside == {"c": 3}

@@ -95,6 +95,11 @@ def arrow_schema(schema: st.StructType) -> pa.Schema:
 
 def for_spark(batch: pa.RecordBatch, wanted: pa.Schema) -> pa.RecordBatch:
     """Rows of a table in the schema ``wanted``, which is :func:`arrow_schema` of the table's Spark schema."""
+    gone = [name for name in wanted.names if name not in batch.schema.names]
+    if gone:
+        raise InvalidInputError(
+            f"the table has no column {', '.join(gone)} any more; load it, or start the stream, again"
+        )
     columns = [_reshape(batch.column(field.name), field.type, _exactly) for field in wanted]
     return pa.RecordBatch.from_arrays(columns, schema=wanted)
 

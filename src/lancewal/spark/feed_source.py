@@ -138,6 +138,7 @@ class _FeedRows:
                 f"adds the columns {', '.join(FEED_COLUMNS)}"
             )
         options.refuse(["filterPushdown"], "does not apply to the change feed; filter in Spark")
+        options.refuse(["limit"], "does not apply to the change feed; maxEntriesPerTrigger bounds a stream")
         options.refuse(["versionAsOf"], "does not apply to the change feed; read the checkpoint without it")
         self._options = options
         self._schema = schema
@@ -330,6 +331,8 @@ def wanted_shards(options: Options) -> frozenset[UUID] | None:
     names = options.names("shards")
     if names is None:
         return None
+    if not names:
+        raise InvalidInputError("option shards names nothing; leave it out, to read all of them")
     if options.position("startingPosition", LATEST) == SNAPSHOT:
         raise InvalidInputError("option shards excludes a snapshot, which is not kept by shard")
     return frozenset(layout.parse_shard_id(name) for name in names)
@@ -350,6 +353,8 @@ def key_filter(sql: str, schema: TableSchema) -> Predicate:
 def wanted_changes(options: Options) -> list[str] | None:
     """The change types that the option ``changeTypes`` names; ``None`` for all."""
     names = options.names("changeTypes")
+    if names == []:
+        raise InvalidInputError("option changeTypes names nothing; leave it out, to read all of them")
     unknown = [name for name in names or () if name not in (UPSERT, DELETE, INSERT)]
     if unknown:
         raise InvalidInputError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -20,8 +20,9 @@ from pyspark.sql import types as st
 from lancewal.base import lance_errors
 from lancewal.errors import InvalidInputError, LanceWalError, TableNotFoundError
 from lancewal.service import is_owned
+from lancewal.spark.columns import arrow_schema, spark_schema
 from lancewal.spark.creation import creation_options, open_for_writing
-from lancewal.spark.options import OpenTable, Options
+from lancewal.spark.options import CREATE_OPTIONS, OpenTable, Options, is_storage_option
 from lancewal.spark.source import DefaultSource
 from lancewal.spark.worker import settle
 from lancewal.storage import ObjectStore
@@ -64,12 +65,25 @@ def _describe(options: dict[str, str], arguments: _Arguments) -> _Answer:
 def _create(options: dict[str, str], arguments: _Arguments) -> _Answer:
     parsed = Options.parse({**options, "createIfMissing": "true"})
     schema = st.StructType.fromJson(json.loads(arguments["schema"]))
+    _refuse_other_properties(arguments["properties"])
+    if not schema.fields:
+        raise InvalidInputError("a table needs columns; name them, or CREATE TABLE … AS SELECT")
     if _exists(parsed):
         return {"error": "TableExistsError", "message": f"there is a table at {parsed.uri}"}
     for field in schema.fields:
         _refuse_unkept(field.dataType, field.name)
     open_for_writing(parsed, schema, [field.name for field in schema.fields if not field.nullable])
     return {}
+
+
+def _refuse_other_properties(names: Iterable[str]) -> None:
+    """Refuse properties that say nothing about a new table; a path would even make it elsewhere."""
+    known = {name.lower() for name in CREATE_OPTIONS}
+    others = [name for name in names if name.lower() not in known and not is_storage_option(name)]
+    if others:
+        raise InvalidInputError(
+            f"{', '.join(others)} is no property of a table; there are {', '.join(CREATE_OPTIONS)}"
+        )
 
 
 def _refuse_unkept(type_: st.DataType, column: str) -> None:
@@ -89,12 +103,19 @@ def _refuse_unkept(type_: st.DataType, column: str) -> None:
         )
     if isinstance(type_, st.ArrayType):
         _refuse_unkept(type_.elementType, column)
-    if isinstance(type_, st.MapType):
+    elif isinstance(type_, st.MapType):
         _refuse_unkept(type_.keyType, column)
         _refuse_unkept(type_.valueType, column)
-    if isinstance(type_, st.StructType):
+    elif isinstance(type_, st.StructType):
         for field in type_.fields:
             _refuse_unkept(field.dataType, f"{column}.{field.name}")
+    else:
+        leaf = st.StructType([st.StructField(column, type_)])
+        shown = spark_schema(arrow_schema(leaf))[column].dataType
+        if shown != type_:
+            raise InvalidInputError(
+                f"column {column} is {type_.simpleString()}, which comes back as {shown.simpleString()}"
+            )
 
 
 def _drop(options: dict[str, str], arguments: _Arguments) -> _Answer:

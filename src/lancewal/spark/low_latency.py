@@ -13,6 +13,7 @@ the driver knows about the table, and read only their own shards.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -483,7 +484,9 @@ def query_id(spark: SparkSession, checkpoint: str) -> str:
 
     Spark reads it, because Spark can reach every place that a checkpoint may be at.
     """
-    line = spark.read.text(f"{checkpoint.rstrip('/')}/metadata").first()
+    # Spark takes the path of a read for a pattern, which a checkpoint's is not.
+    literally = re.sub(r"[][{}*?\\]", r"\\\g<0>", checkpoint.rstrip("/"))
+    line = spark.read.text(f"{literally}/metadata").first()
     if line is None:
         raise InvalidInputError(f"the checkpoint at {checkpoint} has no metadata; pass txn_app_id")
     return str(json.loads(line[0])["id"])

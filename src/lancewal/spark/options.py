@@ -75,6 +75,11 @@ SNAPSHOT = "snapshot"
 POSITIONS = "positions"
 
 
+def is_storage_option(name: str) -> bool:
+    """Whether an option is for the storage, with or without the prefix."""
+    return name.lower().startswith((STORAGE_PREFIX, *_STORAGE_NAMES))
+
+
 @dataclass(frozen=True)
 class Options:
     """The options that a user set. Stored by lower-case name, read by the name that users write."""
@@ -92,10 +97,10 @@ class Options:
             if lowered in _REFUSED:
                 raise InvalidInputError(f"option {name} is refused: {_REFUSED[lowered]}")
             is_for_backup = "job" in given and lowered.startswith(BACKUP_PREFIX)
-            if lowered in known or lowered.startswith(STORAGE_PREFIX) or is_for_backup:
+            if lowered in known or is_for_backup:
                 values[lowered] = value
-            elif lowered.startswith(_STORAGE_NAMES):
-                values[STORAGE_PREFIX + lowered] = value
+            elif is_storage_option(name):
+                values[lowered if lowered.startswith(STORAGE_PREFIX) else STORAGE_PREFIX + lowered] = value
             elif lowered not in _SPARKS_OWN:
                 close = get_close_matches(lowered, known, n=1)
                 hint = (

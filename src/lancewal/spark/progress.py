@@ -17,7 +17,7 @@ from uuid import UUID
 
 from lancewal.publish import ShardWrite, Transaction, TransactionLog
 from lancewal.spark.options import POSITIONS, parse_positions
-from lancewal.storage import ObjectStore
+from lancewal.storage import ObjectStore, layout
 
 if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
@@ -107,17 +107,21 @@ def feed_lag(query: StreamingQuery) -> dict[UUID, int]:
     lag: dict[UUID, int] = {}
     for source in progress.sources if progress is not None else ():
         reached, newest = (_positions(each) for each in (source.endOffset, source.latestOffset))
+        if reached is None or newest is None:
+            continue
         for shard, end in newest.items():
-            lag[shard] = lag.get(shard, 0) + max(end - reached.get(shard, end), 0)
+            # A shard that came since is read from its beginning.
+            left = end - reached.get(shard, layout.FIRST_WAL_POSITION)
+            lag[shard] = lag.get(shard, 0) + max(left, 0)
     return lag
 
 
-def _positions(offset: object) -> dict[UUID, int]:
-    """The positions in an offset of the feed; empty for any other source's offset."""
+def _positions(offset: object) -> dict[UUID, int] | None:
+    """The positions in an offset of the feed; ``None`` for any other source's offset."""
     try:
         found = json.loads(offset) if isinstance(offset, str) else offset
     except ValueError:
-        return {}
+        return None
     if not isinstance(found, dict) or POSITIONS not in found:
-        return {}
+        return None
     return parse_positions(found[POSITIONS], "the query's offset")

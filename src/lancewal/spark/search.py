@@ -102,6 +102,7 @@ def vector_search(
     snapshot = search.merged.snapshot()
     # Refuse an invalid search here, and not in every task.
     asked = checked_nearest(snapshot, column, _any_vector(snapshot, column), k, **how)
+    _check_queries(queries.schema[search.query_column], is_vector=True)
     indexed = snapshot.base_source.indexes.metric(column) is asked.metric
     parts = search.merged.search_partitions(column, indexed=indexed)
     return _best(queries, search, Search.nearest, parts, DISTANCE)
@@ -129,7 +130,8 @@ def full_text_search(
 ) -> DataFrame:
     """The ``k`` best rows of the table at ``uri`` for every text of ``queries``.
 
-    The result has the columns of ``queries``, ``columns`` of the table, ``_score`` and ``_rank``. The call
+    The result has the columns of ``queries``, ``columns`` of the table, ``_score`` and ``_rank``. A null and
+    a text without a word find nothing. The call
     itself makes a first pass over ``queries`` that counts their words in all parts of the table, so that
     scores are those of the whole table. The arguments are as in :func:`vector_search` and
     :meth:`lancewal.Table.full_text_search`.
@@ -141,6 +143,7 @@ def full_text_search(
     how = {"operator": operator, "phrase": phrase}
     search = _search(queries, uri, column, k, query_column, columns, filter, how, storage_options)
     checked_words(search.merged.snapshot(), column, "checked", k, operator, phrase)
+    _check_queries(queries.schema[search.query_column], is_vector=False)
     parts = search.merged.search_partitions(column, indexed=True)
     corpora = _corpora(queries, search, parts)
     return _best(queries, replace(search, corpora=corpora), Search.words, parts, SCORE)
@@ -172,14 +175,37 @@ def _search(
         raise InvalidInputError(
             f"the table has no column {', '.join(unknown)}, but {', '.join(schema.names)}"
         )
-    left_out = {asked} if "metric" in how else set()
-    twice = sorted((set(queries.columns) - left_out) & {*shown, DISTANCE, SCORE, RANK})
+    is_vector = "metric" in how
+    again = sorted({name for name in shown if shown.count(name) > 1})
+    if again or not shown:
+        raise InvalidInputError(f"columns names {', '.join(again) + ' twice' if again else 'nothing'}")
+    given = [name for name in queries.columns if not is_vector or name != asked]
+    # Spark finds columns in any case, unless it is told that cases differ.
+    exact = queries.sparkSession.conf.get("spark.sql.caseSensitive") == "true"
+    taken = {name if exact else name.lower() for name in (*shown, DISTANCE, SCORE, RANK)}
+    twice = sorted(name for name in given if (name if exact else name.lower()) in taken)
     if twice:
         raise InvalidInputError(
             f"both the queries and the result have {', '.join(twice)}; rename it in the queries, or choose "
             "other columns"
         )
     return Search(merged, column, asked, k, shown, filter, how)
+
+
+def _check_queries(field: st.StructField, *, is_vector: bool) -> None:
+    """Refuse here what every task would refuse."""
+    type_ = field.dataType
+    numbers = isinstance(type_, st.ArrayType) and isinstance(type_.elementType, st.NumericType)
+    if not (numbers if is_vector else isinstance(type_, st.StringType)):
+        raise InvalidInputError(
+            f"the queries' column {field.name!r} is {type_.simpleString()}; "
+            f"a query is {'an array of numbers' if is_vector else 'a text'}"
+        )
+
+
+def is_nothing(query: object) -> bool:
+    """Whether a query finds nothing: a null, or a text without a word."""
+    return query is None or (isinstance(query, str) and not query.strip())
 
 
 _Find = Callable[[Search, InputPartition, Any], pa.Table]
@@ -197,14 +223,22 @@ def _best(
     fields = [schema.plain.field(name) for name in search.columns]
     shown = spark_schema(pa.schema([*fields, (value, pa.float32())]))
     # The query's vector is left out: it tells little, and would be copied for every hit.
-    left_out = {_PART, search.query_column} if value == DISTANCE else {_PART}
-    kept = [field for field in crossed.schema.fields if field.name not in left_out]
-    result = st.StructType([*kept, *shown.fields])
-    found = crossed.mapInArrow(_Searching(search, find, list(parts), result, shown), result)
+    asked = queries.columns.index(search.query_column)
+    kept = [place for place in range(len(queries.columns)) if value != DISTANCE or place != asked]
+    fields_kept = [queries.schema.fields[place] for place in kept] + [crossed.schema[_QUERY]]
+    result = st.StructType([*fields_kept, *shown.fields])
+    names = (*map(_plain, kept), _QUERY)
+    searching = _Searching(search, find, list(parts), _plain(asked), names, result, shown)
+    found = crossed.mapInArrow(searching, result)
     order = F.col(value).asc() if value == DISTANCE else F.col(value).desc()
     keys = [quoted(name) for name in schema.primary_key if name in search.columns]
     ranked = Window.partitionBy(_QUERY).orderBy(order, *keys)
     return found.withColumn(RANK, F.row_number().over(ranked)).filter(F.col(RANK) <= search.k).drop(_QUERY)
+
+
+def _plain(place: int) -> str:
+    """The name of a query's column between stages: PySpark's ``mapInArrow`` takes no dots nor backticks."""
+    return f"__lancewal_{place}"
 
 
 def _crossed(queries: DataFrame, parts: Sequence[InputPartition]) -> DataFrame:
@@ -213,7 +247,8 @@ def _crossed(queries: DataFrame, parts: Sequence[InputPartition]) -> DataFrame:
 
     slots = int(queries.sparkSession.conf.get("spark.sql.shuffle.partitions") or 200)
     shares = max(slots // len(parts), 1)
-    numbered = queries.withColumn(_QUERY, F.monotonically_increasing_id())
+    plain = queries.toDF(*map(_plain, range(len(queries.columns))))
+    numbered = plain.withColumn(_QUERY, F.monotonically_increasing_id())
     numbers = F.array(*(F.lit(number) for number in range(len(parts))))
     crossed = numbered.withColumn(_PART, F.explode(numbers))
     place = F.col(_PART) * shares + (F.col(_QUERY) % shares).cast("int")
@@ -227,17 +262,19 @@ class _Searching:
     search: Search
     find: _Find
     parts: list[InputPartition]
+    #: The column with the queries, and those of the result that come from the queries.
+    query_column: str
+    kept: tuple[str, ...]
     result: st.StructType
     shown: st.StructType
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         wanted, shown = arrow_schema(self.result), arrow_schema(self.shown)
-        kept = [field.name for field in self.result.fields[: -len(self.shown.fields)]]
         for batch in batches:
-            for row, part, query in _asked(batch, self.search.query_column, self.parts):
+            for row, part, query in _asked(batch, self.query_column, self.parts):
                 for hits in self.find(self.search, part, query).to_batches():
                     same = pa.array([row] * hits.num_rows, pa.int64())
-                    asked = [batch.column(name).take(same) for name in kept]
+                    asked = [batch.column(name).take(same) for name in self.kept]
                     columns = [*asked, *for_spark(hits, shown).columns]
                     yield pa.RecordBatch.from_arrays(columns, schema=wanted)
 
@@ -247,7 +284,7 @@ def _asked(
 ) -> Iterator[tuple[int, InputPartition, Any]]:
     numbers, queries = batch.column(_PART).to_pylist(), batch.column(column).to_pylist()
     for row, (number, query) in enumerate(zip(numbers, queries, strict=True)):
-        if query is not None:
+        if not is_nothing(query):
             yield row, parts[number], query
 
 
@@ -274,7 +311,7 @@ class _Counting:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             texts, told = [], []
-            for _, part, query in _asked(batch, self.search.query_column, self.parts):
+            for _, part, query in _asked(batch, _plain(0), self.parts):
                 texts.append(query)
                 told.append(json.dumps(asdict(self.search.statistics(part, query))))
             yield pa.RecordBatch.from_arrays(

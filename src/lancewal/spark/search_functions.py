@@ -21,6 +21,7 @@ from lancewal.errors import InvalidInputError
 from lancewal.reader import Snapshot, checked_nearest, checked_words, find_words, nearest, read_state
 from lancewal.spark.columns import arrow_schema, for_spark, spark_schema
 from lancewal.spark.options import Options
+from lancewal.spark.search import is_nothing
 from lancewal.storage import ObjectStore
 
 if TYPE_CHECKING:
@@ -74,12 +75,14 @@ class _Search(ABC):
         return _Plan(schema, planned=pickle.dumps((options.uri, state, column.value, schema)))
 
     def eval(self, uri: str, column: str, query: Any, k: int) -> Iterator[tuple[Any, ...]]:
-        if query is None:
+        if is_nothing(query):
             return
         found = self._found(query, k, self._schema.fieldNames()[:-1])
         wanted = arrow_schema(self._schema)
         for batch in found.to_batches():
-            columns = [array.to_pylist() for array in for_spark(batch, wanted).columns]
+            # Spark takes a map as a dict; Arrow gives a list of pairs, unless told otherwise.
+            shown = for_spark(batch, wanted).columns
+            columns = [array.to_pylist(maps_as_pydicts="lossy") for array in shown]
             yield from zip(*columns, strict=True)
 
     @abstractmethod

@@ -96,6 +96,12 @@ class InSequence:
                 f"the events and the table must both have {', '.join(missing)}: the table keeps the sequence "
                 "of each row to know what is newer"
             )
+        type_ = schema.plain.field(column).type
+        if type_.num_fields:
+            raise InvalidInputError(
+                f"sequence_by names {column}, which is {type_}; events are ordered by a plain value, such as "
+                "a number, a text or a timestamp"
+            )
         wanted = [schema.plain.field(name) for name in (*schema.primary_key, column)]
         return cls(options, tuple(schema.primary_key), column, pa.schema(wanted))
 
