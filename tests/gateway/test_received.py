@@ -14,7 +14,7 @@ from pyarrow import flight
 import lancewal
 from lancewal.gateway import Gateway, Limits
 from lancewal.gateway.contract import Request
-from lancewal.gateway.received import unfolded_bytes
+from lancewal.gateway.received import may_unfold, unfolded_bytes
 from tests.patience import PATIENCE
 from tests.tables import rows, wal_table
 
@@ -176,3 +176,30 @@ def test_many_keys_of_wide_rows_are_deleted_in_parts(tmp_path: Path, monkeypatch
         writer.put([{"id": number} for number in range(1000)])
         assert writer.delete(list(range(5000))).num_rows == 5000
         assert remote.count_rows() == 0
+
+
+def test_columns_that_unfolded_after_others_that_did_not_are_checked(gateway: Gateway) -> None:
+    """The gateway looks closer at columns that it has not seen before."""
+    plain = pa.record_batch([pa.array([[1], [2]]), pa.array([[0.0] * 8] * 2, VECTOR)], ["tags", "vector"])
+    whole = plain.append_column("id", pa.array([1, 2])).append_column("name", pa.array(["a", "b"]))
+    whole = whole.append_column("place", pa.array([{"x": 1, "y": "a"}] * 2))
+    put(gateway, whole)
+    for what in BOMBS:
+        with pytest.raises(flight.FlightServerError, match="are allowed"):
+            put(gateway, BOMBS[what]())
+    put(gateway, whole)
+
+
+@pytest.mark.parametrize("type_", [pa.int8(), pa.string(), pa.list_(pa.int64()), VECTOR, pa.decimal128(9, 2)])
+def test_plain_columns_do_not_unfold(type_: pa.DataType) -> None:
+    columns = pa.schema({"a": type_})
+    assert not may_unfold(columns, columns)
+    assert may_unfold(columns, pa.schema({"a": type_, "b": type_}))
+
+
+@pytest.mark.parametrize(
+    "type_",
+    [pa.null(), pa.int8(), pa.list_(pa.null()), pa.dictionary(pa.int8(), pa.int64()), pa.string_view()],
+)
+def test_other_columns_may_unfold(type_: pa.DataType) -> None:
+    assert may_unfold(pa.schema({"a": type_}), pa.schema({"a": pa.int64()}))

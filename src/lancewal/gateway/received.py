@@ -19,6 +19,8 @@ _types = pa.types
 _OFFSET_BYTES = 4
 #: The bytes of a value whose type in the table is not known.
 _UNKNOWN_BYTES = 8
+#: Values of any length, each with bytes of its own.
+_TEXTS = (_types.is_string, _types.is_large_string, _types.is_binary, _types.is_large_binary)
 #: Forms that no column takes, and that may name a value again and again.
 _OTHER_FORMS = (
     _types.is_run_end_encoded,
@@ -42,6 +44,22 @@ def refuse_malformed(batch: pa.RecordBatch) -> None:
         batch.validate(full=True)
     except pa.ArrowException as error:
         raise InvalidInputError(f"the rows are no valid Arrow data: {error}") from None
+
+
+def may_unfold(given: pa.Schema, wanted: pa.Schema) -> bool:
+    """Whether rows with the columns ``given`` may take more bytes with the columns ``wanted``.
+
+    >>> table = pa.schema({"id": pa.int64(), "name": pa.string()})
+    >>> may_unfold(table, table), may_unfold(pa.schema({"id": pa.int64(), "name": pa.null()}), table)
+    (False, True)
+    """
+    places = [(given.get_field_index(field.name), field.type) for field in wanted]
+    return any(place < 0 or _differ(given.field(place).type, type_) for place, type_ in places)
+
+
+def _differ(given: pa.DataType, wanted: pa.DataType) -> bool:
+    is_text = all(any(is_one(type_) for is_one in _TEXTS) for type_ in (given, wanted))
+    return not is_text and not given.equals(wanted)
 
 
 def unfolded_bytes(batch: pa.RecordBatch, wanted: pa.Schema | None = None) -> int:

@@ -26,7 +26,7 @@ from lancewal.errors import (
 from lancewal.format import PutId, has_dictionary
 from lancewal.gateway.calls import STOPPING, Call, Limits
 from lancewal.gateway.contract import Answer, Numbered, Request
-from lancewal.gateway.received import refuse_malformed, unfolded_bytes
+from lancewal.gateway.received import may_unfold, refuse_malformed, unfolded_bytes
 from lancewal.gateway.watch import CallTimes
 from lancewal.publish import checked_place
 from lancewal.reader import TableView
@@ -64,6 +64,8 @@ class Served:
         self._lock = threading.Lock()
         self._writer: TableWriter | None = None
         self._intakes: dict[Cast, tuple[TableWriter, Intake]] = {}
+        #: The last columns whose rows take no more bytes in the table than in a message.
+        self._as_they_are: tuple[TableWriter | None, pa.Schema] = (None, pa.schema([]))
 
     def write(self, op: str, batch: pa.RecordBatch, cast: Cast, put_id: PutId | None) -> int:
         """Write one put, after checking its form and its size; returns its rows."""
@@ -73,8 +75,7 @@ class Served:
             while True:
                 writer = self._open_writer()
                 try:
-                    if op == "delete" or not batch.schema.equals(writer.schema):
-                        self._refuse_large(unfolded_bytes(batch, writer.schema))
+                    self._refuse_unfolded(op, batch, writer)
                     write = writer.delete if op == "delete" else writer.put
                     as_given = op == "delete" or cast == "numbers"
                     data: Any = batch if as_given else self._intake(writer, cast).upserts(batch)
@@ -87,6 +88,14 @@ class Served:
                 except InvalidInputError:
                     if not self._renewed(writer, batch.schema):
                         raise
+
+    def _refuse_unfolded(self, op: str, batch: pa.RecordBatch, writer: TableWriter) -> None:
+        made_for, columns = self._as_they_are
+        if op == "put" and made_for is writer and batch.schema.equals(columns):
+            return
+        self._refuse_large(unfolded_bytes(batch, writer.schema))
+        if op == "put" and not may_unfold(batch.schema, writer.schema):
+            self._as_they_are = (writer, batch.schema)
 
     def _refuse_large(self, num_bytes: int) -> None:
         if num_bytes > self.limits.put_bytes:
