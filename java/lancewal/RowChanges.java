@@ -4,6 +4,8 @@ import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
 import java.util.Objects;
+import java.util.Set;
+import java.util.TreeSet;
 import org.apache.spark.sql.catalyst.InternalRow;
 import org.apache.spark.sql.catalyst.expressions.GenericInternalRow;
 import org.apache.spark.sql.catalyst.expressions.UnsafeProjection;
@@ -24,6 +26,7 @@ import org.apache.spark.sql.connector.write.PhysicalWriteInfo;
 import org.apache.spark.sql.connector.write.RowLevelOperationInfo;
 import org.apache.spark.sql.connector.write.SupportsDelta;
 import org.apache.spark.sql.connector.write.WriterCommitMessage;
+import org.apache.spark.sql.internal.SQLConf;
 import org.apache.spark.sql.types.DataTypes;
 import org.apache.spark.sql.types.StructField;
 import org.apache.spark.sql.types.StructType;
@@ -48,6 +51,20 @@ final class RowChanges implements SupportsDelta {
     if (table.described.key().length == 0) {
       throw new UnsupportedOperationException(
           info.command() + " needs a primary key, and the table " + table.name() + " has none");
+    }
+    refuseTwins(table.described.schema());
+  }
+
+  /** Spark keeps a column as it is by its name, in any case unless told otherwise, and takes the first one. */
+  private static void refuseTwins(StructType columns) {
+    Set<String> names = new TreeSet<>(String.CASE_INSENSITIVE_ORDER);
+    for (String name : columns.fieldNames()) {
+      if (!names.add(name) && !SQLConf.get().caseSensitiveAnalysis()) {
+        throw new UnsupportedOperationException(
+            "another column differs from "
+                + name
+                + " in case only, and Spark would write the one into the other; set spark.sql.caseSensitive to true");
+      }
     }
   }
 

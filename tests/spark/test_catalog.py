@@ -48,8 +48,9 @@ def shape(uri: str) -> tuple[Any, ...]:
         (VECTORS, {"key": ["a,b", "id"], "bucket": ("id", 2)}),
         (VECTORS, {"key": "id", "identity": "id"}),
         (VECTORS, {"unsharded": True}),
+        (VECTORS.append(pa.field("[0]", pa.int64(), False)), {"key": ["[0]", "id"], "bucket": ("[0]", 2)}),
     ],
-    ids=["buckets", "unsharded", "composite", "identity", "no key"],
+    ids=["buckets", "unsharded", "composite", "identity", "no key", "brackets"],
 )
 def test_show_create_table_said_what_create_refused(
     spark: SparkSession, root: str, schema: pa.Schema, how: dict[str, Any]

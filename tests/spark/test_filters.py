@@ -29,6 +29,7 @@ ROWS = pa.table(
         "raw": [b"a", b"\0", None],
         "score": pa.array(np.array([0.1, NAN, -1.5], np.float32)),
         "price": pa.array([Decimal("1.10"), None, Decimal("2.00")], pa.decimal128(10, 2)),
+        "large": pa.array([None, None, Decimal(1)], pa.decimal128(38, 10)),
         "day": pa.array([dt.date(2024, 1, 1), dt.date(2024, 1, 2), None]),
         "zoned": pa.array([NOON, None, dt.datetime(2025, 1, 1)], pa.timestamp("us", "UTC")),
         "local": pa.array([NOON, None, dt.datetime(2025, 1, 1)], pa.timestamp("us")),
@@ -85,6 +86,7 @@ CASES: list[tuple[ds.Filter, list[int]]] = [
     (ds.GreaterThanOrEqual(("half",), -1.5), [1, 2, 3]),
     (ds.LessThan(("half",), 0.5), [1, 3]),
     (ds.EqualTo(("price",), Decimal("1.10")), [1]),
+    (ds.LessThan(("large",), Decimal("123456789012345678901234567")), [3]),
     (ds.EqualTo(("day",), dt.date(2024, 1, 2)), [2]),
     (ds.EqualTo(("zoned",), NOON.replace(tzinfo=dt.UTC)), [1]),
     (ds.GreaterThan(("zoned",), dt.datetime(2024, 6, 1, tzinfo=dt.timezone(dt.timedelta(hours=2)))), [3]),
@@ -124,6 +126,9 @@ def test_a_pushed_filter_finds_what_spark_would(
         ds.EqualTo(("zoned",), NOON),
         ds.EqualTo(("price",), Decimal("1.105")),
         ds.StringStartsWith(("id",), "1"),
+        # PySpark rounds what has more digits.
+        ds.EqualTo(("large",), Decimal("-1234567890123456789012345678")),
+        ds.Not(ds.In(("large",), (Decimal(1), Decimal("0.1234567890123456789012345678")))),
     ],
     ids=str,
 )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 import lancewal
@@ -53,6 +55,23 @@ def test_filters_reach_the_table_and_those_that_cannot_are_evaluated_by_spark(
     assert sorted(map(tuple, mixed.collect())) == named(60, 2, "logged")
     asked = load(spark, table, filter="id = 60 OR id = 61", columns="name")
     assert sorted(map(tuple, asked.collect())) == [("logged_60",), ("logged_61",)]
+
+
+def test_a_decimal_of_more_digits_than_pyspark_passes_found_no_row(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    large = Decimal("-1234567890123456789012345678.0123456789")
+    schema = pa.schema([*KEYED, pa.field("n", pa.decimal128(38, 10))], metadata=KEYED.metadata)
+    table = new_table(tmp_path / "decimals", schema)
+    with table.writer() as writer:
+        writer.put([{"id": 1, "name": "one", "n": large}, {"id": 2, "name": "two", "n": None}])
+    for front in ("false", "true"):
+        spark.conf.set("spark.sql.lancewal.front", front)
+        try:
+            df = spark.read.format("lancewal").option("filterPushdown", front == "false").load(table.uri)
+            assert [row.id for row in df.filter(f"n = {large}").collect()] == [1], front
+        finally:
+            spark.conf.set("spark.sql.lancewal.front", "true")
 
 
 @pytest.mark.parametrize("pushdown", ["true", "false"])

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
 
 import lancewal
 from lancewal.errors import InvalidInputError
 from lancewal.spark import delete, merge, update
 from tests.spark.tables import ask, content, new_table
-from tests.tables import APPEND_ONLY, rows
+from tests.tables import APPEND_ONLY, KEYED, rows
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -148,6 +149,30 @@ def test_rows_are_changed_by_keys_of_every_type_and_a_key_with_a_comma_in_its_na
     assert content(f"{root}/odd") == [(*most, {"x": 1, "y z": "one"})]
     ask(spark, "DELETE FROM here.odd t WHERE t.raw = (SELECT max(u.raw) FROM here.odd u)")
     assert content(f"{root}/odd") == []
+
+
+def test_of_columns_that_differ_in_case_an_update_wrote_the_one_into_the_other(
+    spark: SparkSession, tmp_path: Path, root: str
+) -> None:
+    table = new_table(
+        tmp_path / "docs",
+        pa.schema([*KEYED, ("Name", pa.string()), ("n", pa.int32())], metadata=KEYED.metadata),
+    )
+    with table.writer() as writer:
+        writer.put([{"id": 1, "name": "lower", "Name": "Upper", "n": 1}])
+    update = "UPDATE here.docs SET n = 2"
+    merge = "MERGE INTO here.docs t USING (SELECT 1L AS i) s ON t.id = s.i WHEN MATCHED THEN UPDATE SET n = 3"
+    for statement in (update, merge):
+        with pytest.raises(Exception, match=r"differs from Name in case only.*spark\.sql\.caseSensitive"):
+            ask(spark, statement)
+    assert content(table) == [(1, "lower", "Upper", 1)]
+    spark.conf.set("spark.sql.caseSensitive", "true")
+    try:
+        for number, statement in ((2, update), (3, merge)):
+            ask(spark, statement)
+            assert content(table) == [(1, "lower", "Upper", number)]
+    finally:
+        spark.conf.set("spark.sql.caseSensitive", "false")
 
 
 def test_a_statement_about_its_own_table_finds_the_rows_of_one_state(

@@ -186,7 +186,8 @@ def creation_options(base: BaseTable) -> dict[str, str]:
 def _listed(names: Sequence[str]) -> str:
     """Names as one option, as :meth:`Options.names` reads them."""
     plain = ",".join(names)
-    if Options({"names": plain}).names("names") == list(names):
+    # What begins with a bracket is read as JSON.
+    if not plain.lstrip().startswith("[") and Options({"names": plain}).names("names") == list(names):
         return plain
     # Spark 4.1 takes no backslashes out of what its SHOW CREATE TABLE prints.
     return json.dumps(names, ensure_ascii=False)

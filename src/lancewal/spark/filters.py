@@ -10,7 +10,7 @@ import base64
 import datetime as dt
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from decimal import Decimal
+from decimal import Decimal, getcontext
 from typing import Any
 
 import numpy as np
@@ -41,12 +41,25 @@ def split_filters(filters: Iterable[ds.Filter], columns: pa.Schema) -> tuple[lis
     pushed: list[str] = []
     left: list[ds.Filter] = []
     for each in filters:
-        sql = to_sql(each, columns)
+        sql = None if _may_be_rounded(each) else to_sql(each, columns)
         if sql is None:
             left.append(each)
         else:
             pushed.append(sql)
     return pushed, left
+
+
+def _may_be_rounded(condition: ds.Filter) -> bool:
+    """Whether PySpark may have rounded a decimal on its way into a filter.
+
+    It makes decimals by a multiplication, which keeps as many digits as the context of Python's decimals
+    says, 28 of up to 38. The planner's front passes them as text.
+    """
+    inner = condition.child if isinstance(condition, ds.Not) else condition
+    value = getattr(inner, "value", None)
+    values = value if isinstance(value, tuple | list) else (value,)
+    most = getcontext().prec
+    return any(isinstance(each, Decimal) and len(each.as_tuple().digits) >= most for each in values)
 
 
 def to_sql(condition: ds.Filter, columns: pa.Schema) -> str | None:
