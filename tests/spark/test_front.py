@@ -15,7 +15,7 @@ import pytest
 
 import lancewal
 from java.build import DIGEST, JAR, compiled, digest
-from lancewal.spark.filters import planned_to_sql
+from lancewal.spark.filters import accepted, planned_to_sql
 from lancewal.spark.front import answer
 from lancewal.spark.spark_session import front_settings
 from tests.spark.tables import content, new_table
@@ -193,6 +193,15 @@ def test_days_that_python_cannot_count_are_left_to_spark_and_fail_no_query(
     assert planned_to_sql(condition("<", field("at"), value(0, type_)), schema) is not None
     assert planned_to_sql(condition("<", field("at"), value(of, type_)), schema) is None
     assert planned_to_sql(condition("IN", field("at"), value(0, type_), value(of, type_)), schema) is None
+
+
+def test_a_chain_that_is_too_long_for_the_table_is_left_to_spark() -> None:
+    parts = [condition("AND", condition(">", field("id"), value(n)), ABOVE) for n in range(1000)]
+    planned = planned_to_sql(condition("OR", *parts), KEYED)
+    assert planned is not None
+    assert accepted(["`id` > 50", planned], KEYED) == []
+    assert accepted(["`id` > 50"], KEYED) == ["`id` > 50"]
+    assert accepted([], KEYED) == []
 
 
 def test_a_planned_float_is_the_column_s_own_value() -> None:

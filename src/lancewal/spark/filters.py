@@ -219,6 +219,19 @@ def planned_to_sql(condition: Mapping[str, Any], columns: pa.Schema) -> str | No
     return to_sql(ds.Not(leaf) if negated else leaf, columns)
 
 
+def accepted(planned: Sequence[str], columns: pa.Schema) -> Sequence[str]:
+    """``planned``, or nothing if the table refuses it all together, as it does very long chains of OR.
+
+    That is allowed for predicates of the planner, because Spark evaluates them again.
+    """
+    try:
+        if planned:
+            Predicate.parse(" AND ".join(f"({sql})" for sql in planned), columns)
+    except InvalidInputError:
+        return []
+    return planned
+
+
 def _planned_leaf(condition: Mapping[str, Any]) -> ds.Filter | None:
     operands = condition.get("children", [])
     if not operands or "field" not in operands[0] or any("type" not in each for each in operands[1:]):

@@ -29,7 +29,7 @@ from lancewal.reader import (
     byte_width,
 )
 from lancewal.spark.columns import arrow_schema, for_spark
-from lancewal.spark.filters import planned_to_sql, split_filters
+from lancewal.spark.filters import accepted, planned_to_sql, split_filters
 from lancewal.spark.options import Options, state_to_read
 from lancewal.spark.packed import packed_batches
 from lancewal.spark.worker import settle
@@ -347,7 +347,7 @@ class MergedReader(DataSourceReader):
             Predicate.parse(condition, self._table_columns)
             self._conditions.append(condition)
         planned = (planned_to_sql(each, self._table_columns) for each in request.get("conditions", []))
-        self._conditions += [sql for sql in planned if sql is not None]
+        self._conditions += accepted([sql for sql in planned if sql is not None], self._table_columns)
         limits = [each for each in (options.number("limit"), request.get("limit")) if each is not None]
         self._wanted = Wanted(
             tuple(self._schema.fieldNames()), None, min(limits, default=None), bool(request.get("count"))
