@@ -92,6 +92,7 @@ from lancewal.format.spans import (
     in_place,
     numbers,
     one_array,
+    size_of,
     with_dictionary_in_place,
 )
 from lancewal.format.values import (
@@ -218,6 +219,7 @@ __all__ = [
     "same_values",
     "shown",
     "shown_schema",
+    "size_of",
     "stored_names",
     "superseded",
     "with_dictionary_in_place",

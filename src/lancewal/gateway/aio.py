@@ -23,8 +23,9 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from lancewal.errors import BusyError, ClosedError, InvalidInputError, PartialWriteError
+from lancewal.format import size_of
 from lancewal.gateway.client import RemoteTable, RemoteView
-from lancewal.gateway.gathering import Turnout, Waiting, own_copy, size_of, take_group
+from lancewal.gateway.gathering import Turnout, Waiting, own_copy, take_group
 from lancewal.gateway.remote_writer import RemoteWriter
 from lancewal.reader import TableView
 from lancewal.storage import Bell, check_process, is_forked, run_in_background

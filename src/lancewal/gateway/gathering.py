@@ -32,8 +32,6 @@ logger = logging.getLogger(__name__)
 
 #: The most bytes of one message, unless a single put is larger.
 _MOST_BYTES = 16 << 20
-#: Below this size it does not matter whether rows are a part of their buffers or all of them.
-_SMALL_BYTES = 64 << 10
 #: After so many seconds a running message is no longer waited for: the next one is sent alongside it. So no
 #: put waits for a large one, or for one whose shard has no room.
 _LONG = 0.1
@@ -78,15 +76,6 @@ class Waiting(ABC):
             and first.schema is not None
             and self.schema.equals(first.schema, check_metadata=True)
         )
-
-
-def size_of(batch: pa.RecordBatch) -> int:
-    """How many bytes a batch adds to a message.
-
-    ``nbytes`` looks at each column, which takes longer than all else that prepares a small put.
-    """
-    at_most: int = batch.get_total_buffer_size()
-    return at_most if at_most <= _SMALL_BYTES else int(batch.nbytes)
 
 
 W = TypeVar("W", bound=Waiting)

@@ -23,10 +23,10 @@ from lancewal.errors import (
     PartialWriteError,
     ShardOwnedError,
 )
-from lancewal.format import TableSchema
+from lancewal.format import TableSchema, size_of
 from lancewal.gateway.connection import PASSING, Connection, Trying, as_error
 from lancewal.gateway.contract import Answer, Numbered, Request
-from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting, size_of
+from lancewal.gateway.gathering import Gathering, Group, ThreadPut, Waiting
 from lancewal.gateway.received import unfolded_bytes
 from lancewal.storage import check_process, is_forked, run_in_background, span, trace_headers
 from lancewal.writer import RETRY_WINDOW, Cast, Find, Intake, Matching, is_stream, streamed_batches

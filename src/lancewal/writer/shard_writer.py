@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from lancewal.config import ShardWriterConfig
 from lancewal.errors import BusyError, FencedError, OutcomeUnknownError, StorageError
-from lancewal.format import PutId, ShardManifest, check_put_id
+from lancewal.format import PutId, ShardManifest, check_put_id, size_of
 from lancewal.memtable import MemTableView, scan_views
 from lancewal.shard import WalAppender
 from lancewal.storage import Room, check_process, is_forked, row_memory, span
@@ -319,7 +319,7 @@ class ShardWriter:
             with call:
                 # Entered before the rows are copied: otherwise each thread would hold its copy while it
                 # waits for room in memory.
-                self._in_hand.enter(call, sum([batch.nbytes for batch in batches]))
+                self._in_hand.enter(call, sum([size_of(batch) for batch in batches]))
                 return self.write_rows(self._intake.shaped(batches), put_id)
         finally:
             self._in_hand.leave(call)

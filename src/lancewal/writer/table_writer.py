@@ -27,7 +27,7 @@ from lancewal.errors import (
     PartialWriteError,
     StorageError,
 )
-from lancewal.format import PutId, TableSchema, check_put_id
+from lancewal.format import PutId, TableSchema, check_put_id, size_of
 from lancewal.shard import Shard, ShardRouter
 from lancewal.storage import Crew, Room, Task, check_process, is_forked
 from lancewal.writer.intake import Cast, Intake, Rows
@@ -353,7 +353,7 @@ class TableWriter:
                 # Entered before the rows are shaped and split, which copies them: otherwise each
                 # thread would hold its copy while it waits for room in a shard.
                 began = time.monotonic()
-                if not self._under_way.enter(call, sum([batch.nbytes for batch in batches]), patience):
+                if not self._under_way.enter(call, sum([size_of(batch) for batch in batches]), patience):
                     raise BusyError(
                         f"the puts under way hold as many rows as the writer may; this one has waited "
                         f"{time.monotonic() - began:.1f} s. No row of it was written: send it again"
